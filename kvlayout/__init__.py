@@ -1,0 +1,60 @@
+"""kvlayout: declarative layouts of KV cache and state pages, and transfer plans that are proved correct.
+
+The names below are loaded when first used, so that `import kvlayout` needs neither NumPy nor torch nor numba.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvlayout.api import check, load, load_plan, slice_for_tp_transfer
+    from kvlayout.errors import ArtifactError, KvLayoutError, PlanRefused, Problem, SpecError, SubmitError
+    from kvlayout.plan.transfer import TransferPlan
+    from kvlayout.spec.engine import Engine
+    from kvlayout.spec.model import Spec
+    from kvlayout.verify.verdict import Verdict
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArtifactError",
+    "Engine",
+    "KvLayoutError",
+    "PlanRefused",
+    "Problem",
+    "Spec",
+    "SpecError",
+    "SubmitError",
+    "TransferPlan",
+    "Verdict",
+    "__version__",
+    "check",
+    "load",
+    "load_plan",
+    "slice_for_tp_transfer",
+]
+
+_HOMES = {
+    "kvlayout.api": ("check", "load", "load_plan", "slice_for_tp_transfer"),
+    "kvlayout.errors": ("ArtifactError", "KvLayoutError", "PlanRefused", "Problem", "SpecError", "SubmitError"),
+    "kvlayout.plan.transfer": ("TransferPlan",),
+    "kvlayout.spec.engine": ("Engine",),
+    "kvlayout.spec.model": ("Spec",),
+    "kvlayout.verify.verdict": ("Verdict",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kvlayout' has no attribute '{name}'")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

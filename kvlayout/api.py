@@ -1,0 +1,128 @@
+"""Load, slice and prove, composed: the one room besides the command line that sees both planner and checker."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from kvlayout.errors import ArtifactError, PlanRefused, Problem, problem
+from kvlayout.plan.artifact import Document, read, sealed
+from kvlayout.plan.planner import PlannedGroup, Planner
+from kvlayout.plan.transfer import TransferPlan
+from kvlayout.verify.check import check_document
+from kvlayout.verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from kvlayout.spec.engine import Engine
+    from kvlayout.spec.model import Spec
+
+__all__ = ["check", "load", "load_plan", "make_plan", "slice_for_tp_transfer"]
+
+COMPILER = "kvlayout 0.1.0"
+
+
+def load(path: str | os.PathLike[str]) -> Spec:
+    """Load a model spec from a YAML file. Raises SpecError with located problems."""
+    from kvlayout.spec.model import load_spec
+
+    return load_spec(path)
+
+
+def slice_for_tp_transfer(
+    spec: Spec, src: Engine, dst: Engine, dst_spec: Spec | None = None, *, group: str | None = None
+) -> TransferPlan:
+    """The proved plan that moves a model's pages from engine `src` to engine `dst`.
+
+    `dst_spec`: the destination's spec where it differs; groups pair by name. `group`: plan only this one.
+    Raises PlanRefused when no such engine exists (`unloadable`), when the pages do not convert, or when the checker
+    does not prove the plan; SpecError when an engine names what the spec does not have.
+    """
+    document = make_plan(spec, src, dst, dst_spec, group=group)
+    verdict = check_document(document, _where(src, dst))
+    if not verdict.proved:
+        raise PlanRefused(verdict.problems)
+    return TransferPlan(document)
+
+
+def make_plan(
+    spec: Spec,
+    src: Engine,
+    dst: Engine,
+    dst_spec: Spec | None = None,
+    *,
+    group: str | None = None,
+    planner: Planner | None = None,
+) -> Document:
+    """The plan's document, not yet proved. `planner` may be kept over many pairs."""
+    from kvlayout.spec.model import parallel_of
+
+    other = spec if dst_spec is None else dst_spec
+    spec.check_engine(src)
+    other.check_engine(dst)
+    names = [each.name for each in spec.groups] if group is None else [spec.group(group).name]
+    problems: list[Problem] = []
+    unloadable = False
+    if group is None:
+        only = {each.name for each in spec.groups} ^ {each.name for each in other.groups}
+        problems += [
+            problem("KVL508", _where(src, dst), f"group '{name}' is in one of the two specs only")
+            for name in sorted(only)
+        ]
+        names = [name for name in names if name not in only]
+    if spec.num_layers != other.num_layers:
+        problems.append(
+            problem("KVL508", _where(src, dst), "the two specs have another number of layers",
+                    expected=str(other.num_layers), got=str(spec.num_layers))
+        )  # fmt: skip
+    groups: list[PlannedGroup] = []
+    parallels = []
+    for side, engine in ((spec, src), (other, dst)):
+        try:
+            parallels.append(parallel_of(side, engine))
+        except PlanRefused as error:
+            problems += error.problems
+            unloadable = True
+    for name in names:
+        ours, theirs = spec.group(name), other.group(name)
+        if ours.layers != theirs.layers:
+            problems.append(problem("KVL508", _where(src, dst), f"group '{name}' has other layers in the two specs"))
+        try:
+            groups.append(PlannedGroup(name, ours.layers, spec.page(ours, src), other.page(theirs, dst)))
+        except PlanRefused as error:
+            problems += error.problems
+            unloadable = unloadable or error.unloadable
+    if problems:
+        raise PlanRefused(problems, unloadable=unloadable)
+    plan = (planner or Planner()).plan(_where(src, dst), groups, *parallels)
+    return sealed(plan, _meta(spec, src, dst))
+
+
+def check(plan: TransferPlan | Document | str | os.PathLike[str]) -> Verdict:
+    """The independent checker's verdict on a plan or an artifact file. Raises ArtifactError for what is no artifact."""
+    if isinstance(plan, TransferPlan):
+        return check_document(plan.document)
+    if isinstance(plan, Document):
+        return check_document(plan)
+    return check_document(read(plan), os.fspath(plan))
+
+
+def load_plan(path: str | os.PathLike[str], digest: str | None = None) -> TransferPlan:
+    """Load an artifact and prove it again; with `digest` also pin it. Raises ArtifactError for anything else."""
+    document = read(path)
+    where = os.fspath(path)
+    if digest is not None and document.digest != digest:
+        raise ArtifactError(
+            problem("KVL405", where, "this is not the plan that was asked for", expected=digest, got=document.digest)
+        )
+    verdict = check_document(document, where)
+    if not verdict.proved:
+        raise ArtifactError(verdict.problems)
+    return TransferPlan(document)
+
+
+def _where(src: Engine, dst: Engine) -> str:
+    return f"plan {src} -> {dst}"
+
+
+def _meta(spec: Spec, src: Engine, dst: Engine) -> dict[str, Any]:
+    return {"spec": spec.name, "src": str(src), "dst": str(dst), "compiler": COMPILER}

@@ -1,0 +1,216 @@
+"""Slicing and lowering: for a destination rank, which source ranks hold what it needs, and by which nests it moves.
+
+Ranks of one side that hold the same box of a field form a class; classes are disjoint, because shares are equal. So a
+destination rank needs one move from each class that meets its box, whatever member of the class gives it (`sources`
+decides), and a piece that one source can give whole is never cut. The nests of a move depend only on where the two
+shares lie relative to each other: they are computed once for each such distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from kvlayout.algebra.nests import Loop, fold
+from kvlayout.errors import PlanRefused, problem
+from kvlayout.ir import Axis, Page, Parallel
+from kvlayout.plan.align import Part, align
+from kvlayout.plan.artifact import Piece
+from kvlayout.plan.ownership import Shares, shares
+from kvlayout.plan.pairing import PairedField, pair_pages
+
+__all__ = ["MAX_PIECES", "GroupSlicer", "Need", "Origins"]
+
+MAX_PIECES = 500_000
+"""Pieces of one move; above it a plan would take gigabytes."""
+
+Origins = tuple[int, ...]
+"""Where the shares of a rank begin: one number for each axis of a field."""
+
+_BlockPart = tuple[int, int, Part]
+_Move = tuple[tuple[str, ...], int, int, int, int, int, tuple[Loop, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A destination rank needs what the holders of `origins` hold of the fields that lie along one set of axes.
+
+    `index`: which set of axes. `holders`: the source ranks, ascending. `nbytes`: bytes of all those fields together.
+    """
+
+    index: int
+    origins: Origins
+    holders: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A paired field with the shares of its axes on both sides, axes by position."""
+
+    paired: PairedField
+    src: tuple[Shares, ...]
+    dst: tuple[Shares, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """The fields along one set of axes: they are owned alike, so they share classes and needs."""
+
+    axes: tuple[str, ...]
+    fields: tuple[_Field, ...]
+    dst_origins: tuple[Origins, ...]
+    classes: dict[Origins, tuple[int, ...]]
+
+
+class GroupSlicer:
+    """Slices one group between two sides. Holds nothing but memos."""
+
+    def __init__(self, where: str, src: Page, src_parallel: Parallel, dst: Page, dst_parallel: Parallel) -> None:
+        self._where = where
+        self._pair = pair_pages(where, src, src_parallel, dst, dst_parallel)
+        self.src_blocks, self.dst_blocks = self._pair.src_blocks, self._pair.dst_blocks
+        by_axes: dict[tuple[str, ...], list[_Field]] = {}
+        for paired in self._pair.fields:
+            axes = tuple(sorted(paired.dst.axes))
+            ours = tuple(shares(where, paired.src, a, src.axes[a], src.block, src_parallel) for a in axes)
+            theirs = tuple(shares(where, paired.dst, a, dst.axes[a], dst.block, dst_parallel) for a in axes)
+            by_axes.setdefault(axes, []).append(_Field(paired, ours, theirs))
+        self._families = [
+            _family(where, axes, tuple(fields), src_parallel.stage_ranks, dst_parallel.stage_ranks)
+            for axes, fields in by_axes.items()
+        ]
+        self._needs: dict[tuple[int, Origins], tuple[Need, ...]] = {}
+        self._parts: dict[object, tuple[_BlockPart, ...]] = {}
+        self._moves: dict[tuple[int, Origins, Origins], tuple[_Move, ...]] = {}
+
+    def needs(self, dst_rank: int) -> Iterator[Need]:
+        """What a destination rank needs; together the needs cover each of its fields exactly once."""
+        for index, family in enumerate(self._families):
+            here = family.dst_origins[dst_rank]
+            found = self._needs.get((index, here))
+            if found is None:
+                sizes = ((origins, self._nbytes(family, origins, here)) for origins in family.classes)
+                found = tuple(Need(index, origins, family.classes[origins], size) for origins, size in sizes if size)
+                self._needs[index, here] = found
+            yield from found
+
+    def pieces(self, dst_rank: int, need: Need, src_rank: int) -> list[Piece]:
+        """The moves by which `src_rank`, a holder, serves a need of `dst_rank`."""
+        family = self._families[need.index]
+        here = family.dst_origins[dst_rank]
+        key = need.index, need.origins, here
+        moves = self._moves.get(key)
+        if moves is None:
+            moves = self._moves[key] = tuple(self._lowered(family, need.origins, here))
+        return [Piece(src_rank, *move) for move in moves]
+
+    def _nbytes(self, family: _Family, theirs: Origins, here: Origins) -> int:
+        total = 0
+        for field in family.fields:
+            nbytes = field.paired.nbytes
+            for parts in self._axis_parts(family, field, theirs, here):
+                nbytes *= sum(part.units for _, _, part in parts)
+            total += nbytes
+        return total
+
+    def _lowered(self, family: _Family, theirs: Origins, here: Origins) -> Iterator[_Move]:
+        for field in family.fields:
+            paired = field.paired
+            by_axis = list(self._axis_parts(family, field, theirs, here))
+            if prod(len(parts) for parts in by_axis) > MAX_PIECES:
+                raise PlanRefused(
+                    problem(
+                        "KVL507",
+                        self._where,
+                        f"field '{paired.names[0]}' would be cut into more than {MAX_PIECES} pieces",
+                        expected="sides whose digits nest, or smaller blocks",
+                    )
+                )
+            for parts in product(*by_axis):
+                src_block = dst_block = 0
+                src_at, dst_at = paired.src.base, paired.dst.base
+                loops: list[Loop] = []
+                for a, b, part in parts:  # at most one axis of a field grows
+                    src_block += a
+                    dst_block += b
+                    src_at += part.src
+                    dst_at += part.dst
+                    loops += part.loops
+                nest = fold(src_at, dst_at, paired.nbytes, loops)
+                yield paired.names, src_block, dst_block, nest.src, nest.dst, nest.nbytes, nest.loops
+
+    def _axis_parts(
+        self, family: _Family, field: _Field, theirs: Origins, here: Origins
+    ) -> Iterator[tuple[_BlockPart, ...]]:
+        for name, src, dst, src_origin, dst_origin in zip(family.axes, field.src, field.dst, theirs, here, strict=True):
+            a, b = self._pair.axes[name]
+            if a.grows:
+                key: object = (name, src.digits, dst.digits, src_origin, dst_origin)
+            elif a.common or b.common:
+                key = (name, src.digits, dst.digits)
+            else:
+                key = (name, src.digits, dst.digits, src_origin - dst_origin)
+            parts = self._parts.get(key)
+            if parts is None:
+                parts = self._parts[key] = tuple(self._cut(name, (a, b), src, dst, src_origin, dst_origin))
+            yield parts
+
+    def _cut(
+        self, name: str, axes: tuple[Axis, Axis], src: Shares, dst: Shares, src_origin: int, dst_origin: int
+    ) -> Iterator[_BlockPart]:
+        a, b = axes
+        lo, hi = max(src_origin, dst_origin), min(src_origin + src.reach, dst_origin + dst.reach)
+        if not a.grows:
+            if a.common or b.common:
+                hi = min(hi, a.size, b.size)
+            if lo < hi:
+                self._check_granule(name, axes, lo, hi)
+                for part in align(src.digits, src_origin, dst.digits, dst_origin, lo, hi):
+                    yield 0, 0, part
+            return
+        for i in range(self.src_blocks):
+            begin = i * src.block_units
+            for j in range(begin // dst.block_units, -(-(begin + src.block_units) // dst.block_units)):
+                from_, to = src_origin + begin, dst_origin + j * dst.block_units
+                lo, hi = max(from_, to), min(from_ + src.reach, to + dst.reach)
+                if lo < hi:
+                    self._check_granule(name, axes, lo, hi)
+                    for part in align(src.digits, from_, dst.digits, to, lo, hi):
+                        yield i, j, part
+
+    def _check_granule(self, name: str, axes: tuple[Axis, Axis], lo: int, hi: int) -> None:
+        for axis in axes:
+            if lo % axis.granule or (hi % axis.granule and (axis.grows or hi != axis.size)):
+                raise PlanRefused(
+                    problem(
+                        "KVL505",
+                        self._where,
+                        f"axis '{name}' would be cut at [{lo}, {hi})",
+                        expected=f"multiples of {axis.granule}",
+                    )
+                )
+
+
+def _family(where: str, axes: tuple[str, ...], fields: tuple[_Field, ...], src_ranks: int, dst_ranks: int) -> _Family:
+    src_origins = [tuple(share.origins[rank] for share in fields[0].src) for rank in range(src_ranks)]
+    dst_origins = [tuple(share.origins[rank] for share in fields[0].dst) for rank in range(dst_ranks)]
+    for side, origins, shared in (("source", src_origins, fields[0].src), ("destination", dst_origins, fields[0].dst)):
+        if len(set(origins)) != prod(len(set(share.origins)) for share in shared):
+            raise PlanRefused(
+                problem(
+                    "KVL207",
+                    where,
+                    f"no rank of the {side} holds some of field '{fields[0].paired.names[0]}'",
+                    expected="each share of one axis together with each share of the other",
+                    got=f"{len(set(origins))} different shares on {len(origins)} ranks, of axes {', '.join(axes)}",
+                ),
+                unloadable=True,
+            )
+    classes: dict[Origins, list[int]] = {}
+    for rank, begin in enumerate(src_origins):
+        classes.setdefault(begin, []).append(rank)
+    holders = {begin: tuple(ranks) for begin, ranks in classes.items()}
+    return _Family(axes, fields, tuple(dst_origins), holders)

@@ -1,0 +1,1 @@
+"""Specs: what a person writes, from YAML text to models and page trees."""

@@ -1,0 +1,161 @@
+"""Formats: finding them by name, and merging what one `extends`.
+
+A name is looked up beside the file that uses it, then in `../formats` of that file, then among the shipped ones; a
+local name that is also a shipped one is an error, so that nobody reads a page by another layout than the name
+promises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from kvlayout.data import specs_dir
+from kvlayout.errors import SpecError, problem
+from kvlayout.spec.grammar import EXPRESSION_WORDS, FormatFile
+from kvlayout.spec.source import Source, read_source
+from kvlayout.spec.validate import Located, validated
+from kvlayout.spec.validate import Path as KeyPath
+
+__all__ = ["Format", "find_format", "load_format", "shipped_formats"]
+
+MAX_EXTENDS = 8
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Format:
+    """A format ready to be expanded, and the places of its parts. Compared by identity: each is loaded once."""
+
+    name: str
+    located: Located
+    file: FormatFile
+    base: KeyPath = ()
+
+    def where(self, *path: str | int) -> str:
+        """The place of a part of the format."""
+        return self.located.where((*self.base, *path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """A source over the one that it extends: mappings merge by key, everything else is replaced."""
+
+    data: Any
+    own: Source
+    parent: Located
+
+    def where(self, path: KeyPath, key: bool = False) -> str:
+        """In the file that gives the value."""
+        here = self.own.data
+        for step in path:
+            try:
+                here = here[step]
+            except (KeyError, IndexError, TypeError):
+                return self.parent.where(path, key)
+        return self.own.where(path, key)
+
+
+def shipped_formats() -> dict[str, Path]:
+    """The formats that travel with the package, by name."""
+    return {path.stem: path for path in sorted((specs_dir() / "formats").glob("*.yaml"))}
+
+
+def load_format(path: str | Path) -> Format:
+    """A format file, with what it extends. Raises SpecError."""
+    file = Path(path)
+    if file.parent == specs_dir() / "formats":
+        return _shipped(file.stem)
+    return _load(file)
+
+
+def find_format(name: str, used_in: Path | None, where: str) -> Format:
+    """The format that `name` means in the file `used_in`; `where` is the place that an error speaks of."""
+    path = _find(name, used_in, where)
+    return load_format(path)
+
+
+@lru_cache(maxsize=256)
+def _shipped(name: str) -> Format:
+    return _load(specs_dir() / "formats" / f"{name}.yaml")
+
+
+def _load(path: Path) -> Format:
+    located = _merge(path, read_source(path), ())
+    file = validated(FormatFile, located)
+    if file.format != path.stem:
+        raise SpecError(
+            problem(
+                "KVL111",
+                located.where(("format",)),
+                "a format is found by its file's name, so the two must agree",
+                expected=path.stem,
+                got=file.format,
+            )
+        )
+    loaded = Format(file.format, located, file)
+    _check_names(loaded)
+    return loaded
+
+
+def _merge(path: Path, source: Source, seen: tuple[Path, ...]) -> Located:
+    name = source.data.get("extends")
+    if name is None:
+        return source
+    where = source.where(("extends",))
+    if not isinstance(name, str):
+        raise SpecError(problem("KVL012", where, "'extends' names one format", got=type(name).__name__))
+    chain = (*seen, path.resolve())
+    if len(chain) > MAX_EXTENDS:
+        raise SpecError(problem("KVL112", where, f"formats extend each other more than {MAX_EXTENDS} deep"))
+    parent_path = _find(name, path, where)
+    if parent_path.resolve() in chain:
+        raise SpecError(problem("KVL112", where, f"'{name}' extends itself, by way of {len(chain)} files"))
+    parent = _merge(parent_path, read_source(parent_path), chain)
+    data = _over({k: v for k, v in parent.data.items() if k != "extends"}, source.data, ())
+    return _Merged(data, source, parent)
+
+
+def _over(parent: Any, own: Any, path: KeyPath) -> Any:
+    if not isinstance(parent, dict) or not isinstance(own, dict) or path == ("page",):
+        return own
+    merged = dict(parent)
+    for key, value in own.items():
+        merged[key] = _over(parent[key], value, (*path, key)) if key in parent else value
+    return merged
+
+
+def _find(name: str, used_in: Path | None, where: str) -> Path:
+    shipped = specs_dir() / "formats" / f"{name}.yaml"
+    places = []
+    if used_in is not None:
+        places = [used_in.parent / f"{name}.yaml", used_in.parent.parent / "formats" / f"{name}.yaml"]
+    # A model may have the name of a format: only files that say they are formats count.
+    local = [place for place in places if place.is_file() and "format" in read_source(place).data]
+    local = [place for place in local if place.resolve() != shipped.resolve()]
+    if local and shipped.is_file():
+        raise SpecError(problem("KVL113", where, f"'{name}' is a shipped format, and {local[0]} has the same name"))
+    if local:
+        return local[0]
+    if shipped.is_file():
+        return shipped
+    raise SpecError(
+        problem("KVL110", where, f"there is no format '{name}'", expected=f"one of {', '.join(shipped_formats())}")
+    )
+
+
+def _check_names(loaded: Format) -> None:
+    """No name means two things: engine words, parameters, `let` names and axes keep apart."""
+    taken = set(EXPRESSION_WORDS)
+    for section, names in (("params", loaded.file.params), ("let", loaded.file.let)):
+        for name in names:
+            if name in taken:
+                raise SpecError(
+                    problem(
+                        "KVL114",
+                        loaded.located.where((*loaded.base, section, name), key=True),
+                        f"the name '{name}' is already an engine word, a parameter or a `let` name",
+                    )
+                )
+            taken.add(name)

@@ -1,0 +1,303 @@
+"""Model specs: cache groups with their formats and layers, and a rank's page of each group on a given engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvlayout.errors import PlanRefused, SpecError, problem
+from kvlayout.ir import Page, Parallel
+from kvlayout.spec.engine import OVERRIDABLE, Engine
+from kvlayout.spec.expand import expand
+from kvlayout.spec.expr import DTYPES
+from kvlayout.spec.formats import Format, find_format
+from kvlayout.spec.grammar import ENGINE_WORDS, FormatFile, GroupDecl, LayerRange, ModelFile, ParamDecl
+from kvlayout.spec.kv_dtypes import resolve_kv_dtype
+from kvlayout.spec.scope import Scope
+from kvlayout.spec.source import Source, read_source
+from kvlayout.spec.validate import validated
+
+__all__ = ["CacheGroup", "Spec", "load_spec", "parallel_of", "spec_of_format"]
+
+DEFAULT_BLOCK = 16
+INLINE = "(page of its own)"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CacheGroup:
+    """A cache group: `layers` are global indices, `params` are as the spec gives them."""
+
+    name: str
+    format: Format
+    params: Mapping[str, int | str]
+    layers: tuple[int, ...]
+    block: int | None
+    where: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Spec:
+    """A model spec ready to be planned. `path` is None for a spec that was made in memory."""
+
+    name: str
+    path: Path | None
+    num_layers: int
+    tp: tuple[int, ...] | None
+    groups: tuple[CacheGroup, ...]
+    _pages: dict[object, Page] = field(default_factory=dict, repr=False)
+
+    def group(self, name: str) -> CacheGroup:
+        """The group of that name; SpecError with the names there are."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        names = ", ".join(group.name for group in self.groups)
+        raise SpecError(
+            problem("KVL154", f"spec {self.name}", f"there is no group '{name}'", expected=f"one of {names}")
+        )
+
+    def page(self, group: CacheGroup, engine: Engine) -> Page:
+        """A rank's page of a group on an engine. Pages are remembered: equal questions give one object.
+
+        Raises SpecError for wrong overrides or a wrong spec, PlanRefused (unloadable) when no such engine exists.
+        """
+        fmt, params, words, page_bytes = self._settled(group, engine)
+        key = fmt, tuple(sorted(params.items(), key=str)), tuple(words.items()), page_bytes
+        page = self._pages.get(key)
+        if page is None:
+            scope = Scope(fmt, params, words, group.where)
+            page = self._pages[key] = expand(
+                scope, engine.tp, int(words["block"]), page_bytes, f"engine '{engine}', group '{group.name}'"
+            )
+        return page
+
+    def _settled(
+        self, group: CacheGroup, engine: Engine
+    ) -> tuple[Format, dict[str, int | str], dict[str, int | str], int | None]:
+        """Format, parameters, engine words and final page bytes after the cache dtype and the overrides."""
+        overrides = engine.for_group(group.name)
+        where = f"engine '{engine}', group '{group.name}'"
+        fmt, params = group.format, dict(group.params)
+        if engine.kv_dtype != "auto":
+            change = resolve_kv_dtype(fmt.name, engine.kv_dtype, where)
+            if change is not None:
+                fmt, params = _changed(fmt, params, change.format, dict(change.params), self.path, where)
+        words: dict[str, int | str] = {
+            "block": group.block or engine.block or DEFAULT_BLOCK,
+            "tp": engine.tp,
+            "dcp": engine.dcp,
+            "spec_tokens": engine.spec_tokens,
+            "order": engine.order,
+            "conv": engine.conv,
+            "family": engine.family,
+        }
+        name = overrides.pop("format", None)
+        own = {key: value for key, value in overrides.items() if key not in OVERRIDABLE}
+        if name is not None or own:
+            fmt, params = _changed(fmt, params, None if name is None else str(name), own, self.path, where)
+        words.update({key: value for key, value in overrides.items() if key in words and key in OVERRIDABLE})
+        words["order"] = {"LBHNC": "HN", "LBNHC": "NH"}[str(words["order"])]
+        page = overrides.get("page", engine.page)
+        return fmt, params, words, None if page is None else int(page)
+
+    def reads_order(self, group: CacheGroup, engine: Engine) -> bool:
+        """Whether the group's page differs between the two orders."""
+        pages = []
+        for order in ("LBHNC", "LBNHC"):
+            overrides = {name: dict(each) for name, each in engine.groups.items()}
+            overrides.setdefault(group.name, {})["order"] = order
+            words = {name: getattr(engine, name) for name in ENGINE_WORDS if name != "order"}
+            pages.append(self.page(group, Engine(groups=overrides, **words)))
+        return pages[0] != pages[1]
+
+    def check_engine(self, engine: Engine) -> None:
+        """SpecError when the engine overrides a group that this spec does not have."""
+        for name in engine.groups:
+            self.group(name)
+
+
+def load_spec(path: str | os.PathLike[str]) -> Spec:
+    """Load a model spec. Raises SpecError with located problems."""
+    return _spec(read_source(path))
+
+
+def spec_of_format(fmt: Format, params: Mapping[str, int | str], where: str) -> Spec:
+    """A spec of one layer in one group `cache`, for a format's example."""
+    return Spec(fmt.name, None, 1, None, (CacheGroup("cache", fmt, params, (0,), None, where),))
+
+
+def parallel_of(spec: Spec, engine: Engine) -> Parallel:
+    """The parallel sizes of a side. PlanRefused (unloadable) when this model's layers or ranks do not divide so."""
+    where = f"engine '{engine}'"
+    stages = engine.stage_layers(spec.num_layers)
+    if sum(stages) != spec.num_layers or 0 in stages:
+        raise PlanRefused(
+            problem(
+                "KVL205",
+                where,
+                f"the pipeline stages hold {'+'.join(str(count) for count in stages)} layers",
+                expected=f"{spec.num_layers} layers in {engine.pp} stages, none empty",
+            ),
+            unloadable=True,
+        )
+    if engine.tp % engine.dcp:
+        raise PlanRefused(
+            problem("KVL203", where, "context-parallel ranks lie inside the tensor-parallel group",
+                    expected=f"a dcp that divides tp={engine.tp}", got=f"dcp={engine.dcp}"),
+            unloadable=True,
+        )  # fmt: skip
+    return Parallel(engine.tp, engine.pcp, engine.dcp, engine.interleave, stages)
+
+
+def _changed(
+    fmt: Format,
+    params: dict[str, int | str],
+    name: str | None,
+    changes: dict[str, int | str],
+    used_in: Path | None,
+    where: str,
+) -> tuple[Format, dict[str, int | str]]:
+    if name is not None and name != fmt.name:
+        fmt = find_format(name, used_in, where)
+        params = {key: value for key, value in params.items() if key in fmt.file.params}
+    for key in changes:
+        if key not in fmt.file.params:
+            legal = [*OVERRIDABLE, *fmt.file.params]
+            raise SpecError(
+                problem(
+                    "KVL155",
+                    where,
+                    f"nothing named '{key}' can be overridden; format '{fmt.name}' has no such parameter",
+                    expected=f"one of {', '.join(legal)}",
+                )
+            )
+    return fmt, {**params, **changes}
+
+
+def _spec(source: Source) -> Spec:
+    file = validated(ModelFile, source)
+    path = Path(source.path)
+    named = _named_layers(file, source)
+    num_layers = file.num_layers
+    groups = []
+    for name, decl in file.groups.items():
+        at = ("groups", name)
+        if name in ENGINE_WORDS:
+            raise SpecError(
+                problem("KVL142", source.where(at, key=True), f"'{name}' is an engine word, so no group's name")
+            )
+        layers = named.get(name)
+        if decl.layers == "all":
+            layers = tuple(range(_needed(file, source, name)))
+        elif isinstance(decl.layers, int):
+            layers, num_layers = _counted(file, source, name, named, decl.layers)
+        assert layers is not None
+        fmt = (
+            _inline(decl, source, name)
+            if decl.format is None
+            else find_format(decl.format, path, source.where((*at, "format")))
+        )
+        groups.append(CacheGroup(name, fmt, dict(decl.params), layers, decl.block, source.where((*at, "params"))))
+    if num_layers is None:
+        num_layers = 1 + max(layer for group in groups for layer in group.layers)
+    for group in groups:
+        if group.layers[-1] >= num_layers:
+            raise SpecError(
+                problem(
+                    "KVL143",
+                    source.where(("groups", group.name, "layers")),
+                    f"group '{group.name}' names layer {group.layers[-1]}",
+                    expected=f"layers below num_layers = {num_layers}",
+                )
+            )
+    return Spec(file.model, path, num_layers, file.tp, tuple(groups))
+
+
+def _named_layers(file: ModelFile, source: Source) -> dict[str, tuple[int, ...]]:
+    """The layers of the groups that name them."""
+    named: dict[str, tuple[int, ...]] = {}
+    for name, decl in file.groups.items():
+        layers = decl.layers
+        if isinstance(layers, LayerRange):
+            if layers.count > 100_000 or layers.start + layers.every * layers.count > 2**31:
+                raise SpecError(
+                    problem("KVL143", source.where(("groups", name, "layers")), "no model has so many layers")
+                )
+            named[name] = tuple(range(layers.start, layers.start + layers.every * layers.count, layers.every))
+        elif isinstance(layers, tuple):
+            if len(set(layers)) != len(layers):
+                raise SpecError(problem("KVL143", source.where(("groups", name, "layers")), "a layer is named twice"))
+            named[name] = tuple(sorted(layers))
+    return named
+
+
+def _needed(file: ModelFile, source: Source, group: str) -> int:
+    if file.num_layers is None:
+        raise SpecError(
+            problem(
+                "KVL144",
+                source.where(("groups", group, "layers")),
+                "what the layers of this group are depends on the number of layers of the model",
+                expected="num_layers: at the top of the file",
+            )
+        )
+    return file.num_layers
+
+
+def _counted(
+    file: ModelFile, source: Source, name: str, named: Mapping[str, tuple[int, ...]], count: int
+) -> tuple[tuple[int, ...], int]:
+    """The layers of a group that gives a count: those that no other group names."""
+    where = source.where(("groups", name, "layers"))
+    counting = [other for other, decl in file.groups.items() if isinstance(decl.layers, int)]
+    if len(counting) > 1:
+        raise SpecError(
+            problem(
+                "KVL145",
+                where,
+                f"groups {', '.join(counting)} all give a count",
+                expected="a count in one group at most",
+            )
+        )
+    if len(file.groups) == 1 and file.num_layers is None:
+        if count > 100_000:
+            raise SpecError(problem("KVL143", where, "no model has so many layers"))
+        return tuple(range(count)), count
+    total = _needed(file, source, name)
+    taken = {layer for layers in named.values() for layer in layers}
+    free = tuple(layer for layer in range(total) if layer not in taken)
+    if len(free) != count:
+        raise SpecError(
+            problem(
+                "KVL146",
+                where,
+                f"group '{name}' counts {count} layers",
+                expected=f"the {len(free)} of {total} layers that no other group names",
+            )
+        )
+    return free, total
+
+
+def _inline(decl: GroupDecl, source: Source, name: str) -> Format:
+    """The page of a group's own as a format: its params are plain values, declared by being given."""
+    file = FormatFile.model_construct(
+        kvlayout=1,
+        format=INLINE,
+        source=source.path,
+        extends=None,
+        params={key: _declared(value) for key, value in decl.params.items()},
+        let=decl.let or {},
+        require=decl.require or (),
+        axes=decl.axes or {},
+        examples=(),
+        page=decl.page,
+    )
+    return Format(INLINE, source, file, ("groups", name))
+
+
+def _declared(value: int | str) -> ParamDecl:
+    if isinstance(value, int):
+        return ParamDecl(type="int")
+    return ParamDecl(type="dtype" if value in DTYPES else "str")

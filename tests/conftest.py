@@ -1,0 +1,62 @@
+"""The three sizes of the suite.
+
+`pytest --size=quick` is for the minute between two edits, plain `pytest` is what must pass before anything lands, and
+`pytest --size=full` is for a night. A size changes how many cases a test looks at, never what it claims.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+T = TypeVar("T")
+
+EXAMPLES = {"quick": 20, "default": 100, "full": 2000}
+
+for _name, _examples in EXAMPLES.items():
+    settings.register_profile(
+        f"size-{_name}",
+        max_examples=_examples,
+        deadline=None,
+        derandomize="CI" in os.environ,
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The size asked for. Called with a value per size, it returns the one that holds."""
+
+    name: str
+
+    def __call__(self, default: T, full: T, quick: T | None = None) -> T:
+        """`default`, or `full` in a full run; `quick`, where given, in a quick one."""
+        if self.name == "full":
+            return full
+        if self.name == "quick" and quick is not None:
+            return quick
+        return default
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--size", choices=tuple(EXAMPLES), default="default", help="how much the suite looks at")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--hypothesis-profile", default=None):
+        settings.load_profile(f"size-{config.getoption('--size')}")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"size: {config.getoption('--size')}"
+
+
+@pytest.fixture(scope="session")
+def size(pytestconfig: pytest.Config) -> Size:
+    """`size(1_000, 100_000)`: how many cases to look at in this run."""
+    return Size(pytestconfig.getoption("--size"))

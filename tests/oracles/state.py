@@ -1,0 +1,127 @@
+"""Byte positions of the state page formats: convolution state first, then the temporal state, no padding (MU, AB).
+
+A convolution state has D channels on the rank and R rows of history. DS stores channel by channel, R elements each; SD
+stores row by row, D channels each. Local channel c, row i: (c * R + i) * e in DS, (i * D + c) * e in SD. The blocks of
+one convolution (x, B, C or Q, K, V) are ranges of local channels, so each formula below only numbers its channels.
+The temporal state looks the same in both orientations. State pages are not sharded over context-parallel ranks (KI).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .parts import SIZES, Axis, Field, Ints, Page, PageFunction, Side, field, need, rows, split, whole
+
+Params = Mapping[str, Any]
+
+
+def _element(side: Side, channel: Ints, row: Ints, channels: int, length: int, size: int) -> Ints:
+    """Byte offset of one element of a convolution state."""
+    return (channel * length + row if side.dim_outer else row * channels + channel) * size
+
+
+def _temporal(units: Axis, start: int, atom: int, dtype: str) -> Field:
+    return field(atom, dtype, [units], start + np.arange(len(units.units)) * atom)
+
+
+def mamba1(p: Params, side: Side) -> Page:
+    """mamba, falcon_mamba, jamba: x of inter/T channels and k-1 rows (none speculative), then [inter/T, state]."""
+    channels, R = split("channel", p["intermediate_size"], side), p["conv_kernel"] - 1
+    D, ce = len(channels.units), SIZES[p["conv_dtype"]]
+    c, i = np.ogrid[:D, :R]
+    atom = p["state_size"] * SIZES[p["ssm_dtype"]]
+    fields = {
+        "conv_x": field(ce, p["conv_dtype"], [channels, rows(R)], _element(side, c, i, D, R, ce)),
+        "temporal": _temporal(channels, D * R * ce, atom, p["ssm_dtype"]),
+    }
+    return Page(fields, D * R * ce + D * atom, rows=R)
+
+
+def mamba2(p: Params, side: Side) -> Page:
+    """codestral, nemotron_h, granite-h, falcon_h1, zamba2: [x | B | C] of (inter + 2 * ng' * state)/T channels.
+
+    x is sharded by heads; B and C by groups, except that a single group is whole on every rank. Several groups that tp
+    does not divide are refused by the mixer. Local starts: x 0, B inter/T, C after B's groups. Temporal: [nh/T, hd, n].
+    """
+    nh, hd, ng, n = p["num_heads"], p["head_dim"], p["n_groups"], p["state_size"]
+    need(ng == 1 or ng % side.tp == 0, f"{ng} groups over tp {side.tp}")
+    heads = split("head", nh, side)
+    groups = whole("group", 1) if ng == 1 else split("group", ng, side)
+    R, ce = p["conv_kernel"] - 1 + side.spec_tokens, SIZES[p["conv_dtype"]]
+    H, G = len(heads.units), len(groups.units)
+    D = H * hd + 2 * G * n
+    h, d, i = np.ogrid[:H, :hd, :R]
+    g, s, j = np.ogrid[:G, :n, :R]
+    x, b, c = h * hd + d, H * hd + g * n + s, H * hd + G * n + g * n + s
+    x_axes, g_axes = [heads, whole("hdim", hd), rows(R)], [groups, whole("state", n), rows(R)]
+    atom = hd * n * SIZES[p["ssm_dtype"]]
+    fields = {
+        "conv_x": field(ce, p["conv_dtype"], x_axes, _element(side, x, i, D, R, ce)),
+        "conv_b": field(ce, p["conv_dtype"], g_axes, _element(side, b, j, D, R, ce)),
+        "conv_c": field(ce, p["conv_dtype"], g_axes, _element(side, c, j, D, R, ce)),
+        "temporal": _temporal(heads, D * R * ce, atom, p["ssm_dtype"]),
+    }
+    return Page(fields, D * R * ce + H * atom, rows=R)
+
+
+def gdn(p: Params, side: Side) -> Page:
+    """qwen3_next, qwen3_5, olmo_hybrid: [Q | K | V] of (2 * kh * kd + vh * vd)/T channels, then [vh/T, vd, kd].
+
+    Q and K are sharded by key heads, V and the temporal state by value heads; tp divides both.
+    """
+    keys, values = split("k_head", p["num_k_heads"], side), split("v_head", p["num_v_heads"], side)
+    return _qkv(p, side, keys, p["head_k_dim"], values, p["head_v_dim"])
+
+
+def kda(p: Params, side: Side) -> Page:
+    """kimi_linear, kimi_k3: one fused [Q | K | V] convolution by heads, then [nh/T, hd, hd]."""
+    heads = split("head", p["num_heads"], side)
+    return _qkv(p, side, heads, p["head_dim"], heads, p["head_dim"])
+
+
+def _qkv(p: Params, side: Side, keys: Axis, kd: int, values: Axis, vd: int) -> Page:
+    """Local channel starts: Q 0, K kh * kd / T, V 2 * kh * kd / T."""
+    R, ce = p["conv_kernel"] - 1 + side.spec_tokens, SIZES[p["conv_dtype"]]
+    K, V = len(keys.units), len(values.units)
+    D = 2 * K * kd + V * vd
+    h, d, i = np.ogrid[:K, :kd, :R]
+    u, w, j = np.ogrid[:V, :vd, :R]
+    q, k, v = h * kd + d, K * kd + h * kd + d, 2 * K * kd + u * vd + w
+    k_axes, v_axes = [keys, whole("k_dim", kd), rows(R)], [values, whole("v_dim", vd), rows(R)]
+    atom = vd * kd * SIZES[p["ssm_dtype"]]
+    fields = {
+        "conv_q": field(ce, p["conv_dtype"], k_axes, _element(side, q, i, D, R, ce)),
+        "conv_k": field(ce, p["conv_dtype"], k_axes, _element(side, k, i, D, R, ce)),
+        "conv_v": field(ce, p["conv_dtype"], v_axes, _element(side, v, j, D, R, ce)),
+        "temporal": _temporal(values, D * R * ce, atom, p["ssm_dtype"]),
+    }
+    return Page(fields, D * R * ce + V * atom, rows=R)
+
+
+def short_conv(p: Params, side: Side) -> Page:
+    """lfm2, lfm2_moe (short_conv.py): conv_dim/T channels of L_cache - 1 rows, speculative rows included."""
+    channels, R = split("channel", p["conv_dim"], side), p["conv_kernel"] - 1 + side.spec_tokens
+    D, ce = len(channels.units), SIZES[p["conv_dtype"]]
+    c, i = np.ogrid[:D, :R]
+    fields = {"conv_x": field(ce, p["conv_dtype"], [channels, rows(R)], _element(side, c, i, D, R, ce))}
+    return Page(fields, D * R * ce, rows=R)
+
+
+def linear(p: Params, side: Side) -> Page:
+    """minimax text-01 and M1, bailing linear: only the recurrent state [heads/T, hd, hd]."""
+    heads = split("head", p["num_heads"], side)
+    atom = p["head_dim"] ** 2 * SIZES[p["dtype"]]
+    return Page({"temporal": _temporal(heads, 0, atom, p["dtype"])}, len(heads.units) * atom)
+
+
+STATE: dict[str, PageFunction] = {
+    "mamba1": mamba1,
+    "mamba2": mamba2,
+    "gdn": gdn,
+    "kda": kda,
+    "short_conv": short_conv,
+    "linear": linear,
+}
