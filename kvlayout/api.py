@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kvlayout.errors import ArtifactError, PlanRefused, Problem, problem
-from kvlayout.plan.artifact import Document, read, sealed
+from kvlayout.plan.artifact import Document, Plan, read, sealed
 from kvlayout.plan.planner import PlannedGroup, Planner
 from kvlayout.plan.transfer import TransferPlan
 from kvlayout.verify.check import check_document
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvlayout.spec.engine import Engine
     from kvlayout.spec.model import Spec
 
-__all__ = ["check", "load", "load_plan", "make_plan", "slice_for_tp_transfer"]
+__all__ = ["check", "load", "load_plan", "plan_pair", "slice_for_tp_transfer"]
 
 COMPILER = "kvlayout 0.1.0"
 
@@ -37,14 +37,14 @@ def slice_for_tp_transfer(
     Raises PlanRefused when no such engine exists (`unloadable`), when the pages do not convert, or when the checker
     does not prove the plan; SpecError when an engine names what the spec does not have.
     """
-    document = make_plan(spec, src, dst, dst_spec, group=group)
+    document = sealed(plan_pair(spec, src, dst, dst_spec, group=group), _meta(spec, src, dst))
     verdict = check_document(document, _where(src, dst))
     if not verdict.proved:
         raise PlanRefused(verdict.problems)
     return TransferPlan(document)
 
 
-def make_plan(
+def plan_pair(
     spec: Spec,
     src: Engine,
     dst: Engine,
@@ -52,8 +52,8 @@ def make_plan(
     *,
     group: str | None = None,
     planner: Planner | None = None,
-) -> Document:
-    """The plan's document, not yet proved. `planner` may be kept over many pairs."""
+) -> Plan:
+    """The plan, not yet proved. `planner` may be kept over many pairs of one spec."""
     from kvlayout.spec.model import parallel_of
 
     other = spec if dst_spec is None else dst_spec
@@ -93,8 +93,7 @@ def make_plan(
             unloadable = unloadable or error.unloadable
     if problems:
         raise PlanRefused(problems, unloadable=unloadable)
-    plan = (planner or Planner()).plan(_where(src, dst), groups, *parallels)
-    return sealed(plan, _meta(spec, src, dst))
+    return (planner or Planner()).plan(_where(src, dst), groups, *parallels)
 
 
 def check(plan: TransferPlan | Document | str | os.PathLike[str]) -> Verdict:

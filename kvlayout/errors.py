@@ -21,8 +21,13 @@ __all__ = [
     "Problem",
     "SpecError",
     "SubmitError",
+    "one_of",
     "problem",
+    "shown",
 ]
+
+MAX_LISTED = 24
+"""Names that a message lists before it stops: nobody reads more, and a file may hold thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,31 @@ def problem(
     if help is None and rule is not None:
         help = rule.help
     return Problem(code, severity, where, message, expected, got, help, witness)
+
+
+def one_of(names: Iterable[object]) -> str:
+    """The legal names as a message lists them, and not without end.
+
+    >>> one_of(["DS", "SD"])
+    'one of DS, SD'
+    """
+    listed = [str(name) for name in names]
+    more = f", ... ({len(listed)} in all)" if len(listed) > MAX_LISTED else ""
+    return f"one of {', '.join(listed[:MAX_LISTED])}{more}"
+
+
+def shown(value: object) -> str:
+    """A value of a stranger as messages show it: on one line, and not without end.
+
+    >>> shown("a" * 100 + "b")[-8:], shown("a\\nb"), shown(10**5000)
+    ('aaaaa...', 'a\\\\nb', 'a number of more than 4300 digits')
+    """
+    try:
+        text = str(value)
+    except ValueError:
+        return "a number of more than 4300 digits"
+    text = text if len(text) <= 60 else text[:57] + "..."
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 class KvLayoutError(Exception):

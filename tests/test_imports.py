@@ -13,7 +13,7 @@ IMPORT = "import kvlayout"
 HELP = """
 from kvlayout.cli import main
 try:
-    main(["--help"], prog_name="kvlayout")
+    main(["--help"])
 except SystemExit as stop:
     assert not stop.code, stop.code
 """

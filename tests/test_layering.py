@@ -34,6 +34,7 @@ ORDER: tuple[tuple[str, ...], ...] = (
     ("integrations",),
     ("testing",),
     ("cli",),
+    ("__main__",),
 )
 PLACE = {stage: place for place, stages in enumerate(ORDER) for stage in stages}
 

@@ -2,6 +2,7 @@
 
 from kvlayout.ir.canonical import canonical_json, digest
 from kvlayout.ir.invariants import Fault, page_faults
+from kvlayout.ir.text import tree_text
 from kvlayout.ir.tree import Array, Axis, Bytes, Leaf, Node, Page, Parallel, Struct, leaves, span
 
 __all__ = [
@@ -19,4 +20,5 @@ __all__ = [
     "leaves",
     "page_faults",
     "span",
+    "tree_text",
 ]

@@ -19,6 +19,8 @@ MAX_BYTES = 2**62
 """No page is larger; it keeps every offset and every sum of offsets inside 64-bit integers."""
 
 MAX_NODES = 1_000_000
+MAX_DEPTH = 100
+"""Levels of a tree; keeps every recursion over it (equality, hashing, JSON) far from the end of the stack."""
 
 
 class Fault(NamedTuple):
@@ -58,6 +60,9 @@ def page_faults(page: Page, tp: int) -> list[Fault]:
         by_axis: dict[str, list[Digit]] = {axis: [] for axis in leaf.axes}
         for axis, weight, count, stride in leaf.digits:
             by_axis[axis].append(Digit(weight, count, stride))
+        growing = [axis for axis in leaf.axes if axis in page.axes and page.axes[axis].grows]
+        if len(growing) > 1:
+            faults.append(Fault("KVL131", leaf.field, f"axes {' and '.join(growing)} both grow with the blocks"))
         for axis, digits in by_axis.items():
             if axis not in page.axes:
                 faults.append(
@@ -77,11 +82,14 @@ def page_faults(page: Page, tp: int) -> list[Fault]:
 
 
 def _node_faults(root: Node, faults: list[Fault]) -> None:
-    stack = [root]
+    stack = [(root, 1)]
     nodes = 0
     while stack:
-        node = stack.pop()
+        node, depth = stack.pop()
         nodes += 1
+        if depth > MAX_DEPTH:
+            faults.append(Fault("KVL125", "page", f"the tree has more than {MAX_DEPTH} levels"))
+            return
         if nodes > MAX_NODES:
             faults.append(Fault("KVL125", "page", f"the tree has more than {MAX_NODES} nodes"))
             return
@@ -97,10 +105,10 @@ def _node_faults(root: Node, faults: list[Fault]) -> None:
                 )
             elif span(node) > MAX_BYTES:
                 faults.append(Fault("KVL124", node.axis, f"{span(node)} bytes"))
-            stack.append(node.of)
+            stack.append((node.of, depth + 1))
         else:
             _struct_faults(node, faults)
-            stack.extend(child for _, child in reversed(node.members))
+            stack.extend((child, depth + 1) for _, child in reversed(node.members))
 
 
 def _struct_faults(node: Struct, faults: list[Fault]) -> None:

@@ -14,7 +14,7 @@ from kvlayout.errors import PlanRefused, problem
 from kvlayout.ir import Axis, Leaf, Parallel
 from kvlayout.ir.invariants import extent_on_rank
 
-__all__ = ["Shares", "shares"]
+__all__ = ["Shares", "origins_of", "shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,28 +30,45 @@ class Shares:
     block_units: int
 
 
-def shares(where: str, leaf: Leaf, name: str, axis: Axis, block: int | None, parallel: Parallel) -> Shares:
-    """The shares of axis `name` of a leaf; PlanRefused (unloadable) when an interleave cuts through a digit."""
-    digits = sorted((Digit(*rest) for digit_axis, *rest in leaf.digits if digit_axis == name), reverse=True)
+def origins_of(where: str, name: str, axis: Axis, block: int | None, parallel: Parallel) -> tuple[int, ...]:
+    """Where each rank's share of axis `name` begins; PlanRefused (unloadable) when no engine deals tokens out so."""
     ranks = range(parallel.stage_ranks)
     tp = parallel.tp
     if axis.shard == "tp":
-        if axis.size % tp == 0:
-            share = axis.size // tp
-            origins = tuple(rank % tp * share for rank in ranks)
-        else:
-            origins = tuple(rank % tp * axis.size // tp for rank in ranks)
         if extent_on_rank(axis.size, axis.shard, axis.few, tp) is None:
             raise ValueError(f"axis '{name}' of {axis.size} units cannot be shared by {tp} ranks")
-        return Shares(tuple(digits), reach(digits), origins, 0)
+        if axis.size % tp == 0:
+            share = axis.size // tp
+            return tuple(rank % tp * share for rank in ranks)
+        return tuple(rank % tp * axis.size // tp for rank in ranks)
     if axis.shard == "cp" and parallel.cp > 1:
-        run = parallel.interleave * axis.size // (block or axis.size)
+        run = _run(axis, block, parallel)
+        if run == 0 or run * (block or axis.size) != parallel.interleave * axis.size or axis.size % run:
+            raise PlanRefused(
+                problem(
+                    "KVL204",
+                    where,
+                    f"axis '{name}': an interleave of {parallel.interleave} tokens does not divide a block into runs",
+                ),
+                unloadable=True,
+            )
+        return tuple((rank // tp * parallel.dcp + rank % tp % parallel.dcp) * run for rank in ranks)
+    return (0,) * parallel.stage_ranks
+
+
+def shares(where: str, leaf: Leaf, name: str, axis: Axis, block: int | None, parallel: Parallel) -> Shares:
+    """The shares of axis `name` of a leaf; PlanRefused when an interleave cuts through one of its digits."""
+    begins = origins_of(where, name, axis, block, parallel)
+    digits = sorted((Digit(*rest) for digit_axis, *rest in leaf.digits if digit_axis == name), reverse=True)
+    if axis.shard == "cp" and parallel.cp > 1:
         try:
-            if run * (block or axis.size) != parallel.interleave * axis.size or axis.size % run:
-                raise ValueError(f"an interleave of {parallel.interleave} tokens does not divide a block into runs")
-            dealt = tuple(spread(digits, run, parallel.cp))
-        except (ValueError, ZeroDivisionError) as error:
-            raise PlanRefused(problem("KVL204", where, f"axis '{name}': {error}"), unloadable=True) from None
-        origins = tuple((rank // tp * parallel.dcp + rank % tp % parallel.dcp) * run for rank in ranks)
-        return Shares(dealt, reach(dealt), origins, axis.size * parallel.cp if axis.grows else 0)
-    return Shares(tuple(digits), reach(digits), (0,) * parallel.stage_ranks, axis.size if axis.grows else 0)
+            digits = spread(digits, _run(axis, block, parallel), parallel.cp)
+        except ValueError as error:
+            raise PlanRefused(problem("KVL509", where, f"axis '{name}' of field '{leaf.field}': {error}")) from None
+    block_units = axis.size * (parallel.cp if axis.shard == "cp" else 1) if axis.grows else 0
+    return Shares(tuple(digits), reach(digits), begins, block_units)
+
+
+def _run(axis: Axis, block: int | None, parallel: Parallel) -> int:
+    """Units that one context-parallel rank takes before the next one's turn."""
+    return parallel.interleave * axis.size // (block or axis.size)

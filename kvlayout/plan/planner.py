@@ -13,7 +13,7 @@ from kvlayout.errors import PlanRefused, Problem
 from kvlayout.ir import Page, Parallel
 from kvlayout.plan.artifact import Group, Plan, RankMoves
 from kvlayout.plan.slicing import GroupSlicer
-from kvlayout.plan.sources import choose_sources
+from kvlayout.plan.sources import Choice, choose_sources
 
 __all__ = ["PlannedGroup", "Planner"]
 
@@ -33,7 +33,7 @@ class Planner:
 
     def __init__(self) -> None:
         self._slicers: dict[tuple[int, int, Parallel, Parallel], tuple[PlannedGroup, GroupSlicer]] = {}
-        self._lowered: dict[tuple[int, tuple[int, ...]], tuple[RankMoves, ...]] = {}
+        self._lowered: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Group] = {}
 
     def plan(self, where: str, groups: Sequence[PlannedGroup], src: Parallel, dst: Parallel) -> Plan:
         """The plan of all groups together; PlanRefused with the problems of every group that does not convert."""
@@ -51,18 +51,10 @@ class Planner:
         choices = choose_sources(slicers, [len(group.layers) for group in groups], src.stage_ranks, dst.stage_ranks)
         planned = []
         for group, slicer, choice in zip(groups, slicers, choices, strict=True):
-            key = id(slicer), tuple(source for wanted in choice for _, source in wanted)
-            ranks = self._lowered.get(key)
-            if ranks is None:
-                ranks = self._lowered[key] = tuple(
-                    RankMoves(
-                        rank, tuple(piece for need, source in wanted for piece in slicer.pieces(rank, need, source))
-                    )
-                    for rank, wanted in enumerate(choice)
-                )
-            planned.append(
-                Group(group.name, group.layers, group.src, group.dst, slicer.src_blocks, slicer.dst_blocks, ranks)
-            )
+            key = group.name, group.layers, id(slicer), tuple(source for wanted in choice for _, source in wanted)
+            if key not in self._lowered:
+                self._lowered[key] = _lowered(group, slicer, choice)
+            planned.append(self._lowered[key])
         return Plan(src, dst, tuple(planned))
 
     def _slicer(self, where: str, group: PlannedGroup, src: Parallel, dst: Parallel) -> GroupSlicer:
@@ -71,3 +63,11 @@ class Planner:
         if kept is None:
             kept = self._slicers[key] = group, GroupSlicer(where, group.src, src, group.dst, dst)
         return kept[1]
+
+
+def _lowered(group: PlannedGroup, slicer: GroupSlicer, choice: Choice) -> Group:
+    ranks = tuple(
+        RankMoves(rank, tuple(piece for need, source in wanted for piece in slicer.pieces(rank, need, source)))
+        for rank, wanted in enumerate(choice)
+    )
+    return Group(group.name, group.layers, group.src, group.dst, slicer.src_blocks, slicer.dst_blocks, ranks)

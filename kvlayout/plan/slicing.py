@@ -15,10 +15,10 @@ from math import prod
 
 from kvlayout.algebra.nests import Loop, fold
 from kvlayout.errors import PlanRefused, problem
-from kvlayout.ir import Axis, Page, Parallel
+from kvlayout.ir import Axis, Page, Parallel, leaves
 from kvlayout.plan.align import Part, align
 from kvlayout.plan.artifact import Piece
-from kvlayout.plan.ownership import Shares, shares
+from kvlayout.plan.ownership import Shares, origins_of, shares
 from kvlayout.plan.pairing import PairedField, pair_pages
 
 __all__ = ["MAX_PIECES", "GroupSlicer", "Need", "Origins"]
@@ -70,6 +70,8 @@ class GroupSlicer:
 
     def __init__(self, where: str, src: Page, src_parallel: Parallel, dst: Page, dst_parallel: Parallel) -> None:
         self._where = where
+        _check_side(where, "source", src, src_parallel)
+        _check_side(where, "destination", dst, dst_parallel)
         self._pair = pair_pages(where, src, src_parallel, dst, dst_parallel)
         self.src_blocks, self.dst_blocks = self._pair.src_blocks, self._pair.dst_blocks
         by_axes: dict[tuple[str, ...], list[_Field]] = {}
@@ -79,7 +81,7 @@ class GroupSlicer:
             theirs = tuple(shares(where, paired.dst, a, dst.axes[a], dst.block, dst_parallel) for a in axes)
             by_axes.setdefault(axes, []).append(_Field(paired, ours, theirs))
         self._families = [
-            _family(where, axes, tuple(fields), src_parallel.stage_ranks, dst_parallel.stage_ranks)
+            _family(axes, tuple(fields), src_parallel.stage_ranks, dst_parallel.stage_ranks)
             for axes, fields in by_axes.items()
         ]
         self._needs: dict[tuple[int, Origins], tuple[Need, ...]] = {}
@@ -113,6 +115,8 @@ class GroupSlicer:
             nbytes = field.paired.nbytes
             for parts in self._axis_parts(family, field, theirs, here):
                 nbytes *= sum(part.units for _, _, part in parts)
+            if not nbytes:
+                return 0  # the fields of a family are owned alike: the shares are disjoint
             total += nbytes
         return total
 
@@ -194,21 +198,27 @@ class GroupSlicer:
                 )
 
 
-def _family(where: str, axes: tuple[str, ...], fields: tuple[_Field, ...], src_ranks: int, dst_ranks: int) -> _Family:
-    src_origins = [tuple(share.origins[rank] for share in fields[0].src) for rank in range(src_ranks)]
-    dst_origins = [tuple(share.origins[rank] for share in fields[0].dst) for rank in range(dst_ranks)]
-    for side, origins, shared in (("source", src_origins, fields[0].src), ("destination", dst_origins, fields[0].dst)):
-        if len(set(origins)) != prod(len(set(share.origins)) for share in shared):
+def _check_side(where: str, side: str, page: Page, parallel: Parallel) -> None:
+    """PlanRefused (unloadable) unless the ranks of a side together hold all of each field of its page."""
+    for axes, field in {tuple(sorted(leaf.axes)): leaf.field for leaf in leaves(page.tree)}.items():
+        begins = [origins_of(where, name, page.axes[name], page.block, parallel) for name in axes]
+        found, needed = len(set(zip(*begins, strict=True))), prod(len(set(each)) for each in begins)
+        if axes and found != needed:
             raise PlanRefused(
                 problem(
                     "KVL207",
                     where,
-                    f"no rank of the {side} holds some of field '{fields[0].paired.names[0]}'",
+                    f"no rank of the {side} holds some of field '{field}'",
                     expected="each share of one axis together with each share of the other",
-                    got=f"{len(set(origins))} different shares on {len(origins)} ranks, of axes {', '.join(axes)}",
+                    got=f"{found} different shares on {parallel.stage_ranks} ranks, of axes {', '.join(axes)}",
                 ),
                 unloadable=True,
             )
+
+
+def _family(axes: tuple[str, ...], fields: tuple[_Field, ...], src_ranks: int, dst_ranks: int) -> _Family:
+    src_origins = [tuple(share.origins[rank] for share in fields[0].src) for rank in range(src_ranks)]
+    dst_origins = [tuple(share.origins[rank] for share in fields[0].dst) for rank in range(dst_ranks)]
     classes: dict[Origins, list[int]] = {}
     for rank, begin in enumerate(src_origins):
         classes.setdefault(begin, []).append(rank)

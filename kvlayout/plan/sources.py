@@ -4,8 +4,8 @@ The rule, in this order (it belongs to the artifact's format version):
 
 1. A piece that one source can give whole is never cut: a need is served by one holder.
 2. A source that the rank reads anyway, for another field or group of the pair: fewest peers.
-3. The least loaded sender: a holder is passed over only when it already sends more than an even share of what this set
-   of holders must give, over all groups of the pair.
+3. The least loaded sender: a holder is passed over only when it already sends an even share of what this set of holders
+   must give, over all groups of the pair.
 4. The first holder at or after `d * S // D`, going round.
 
 Needs with one holder are settled first, since they leave no choice and count as load. Destination ranks follow in
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from kvlayout.plan.slicing import GroupSlicer, Need
 
-__all__ = ["choose_sources"]
+__all__ = ["Choice", "choose_sources"]
 
 Choice = list[list[tuple[Need, int]]]
 """For each destination rank, its needs and the source that serves each."""
@@ -52,7 +52,7 @@ def choose_sources(
                 if k in chosen[g][rank]:
                     continue
                 size = need.nbytes * weights[g]
-                source = _pick(need.holders, peers[rank], load, size, fair[need.holders], start)
+                source = _pick(need.holders, peers[rank], load, fair[need.holders], start)
                 chosen[g][rank][k] = source
                 peers[rank].add(source)
                 load[source] += size
@@ -62,11 +62,11 @@ def choose_sources(
     ]
 
 
-def _pick(holders: tuple[int, ...], peers: set[int], load: list[int], size: int, fair: int, start: int) -> int:
+def _pick(holders: tuple[int, ...], peers: set[int], load: list[int], fair: int, start: int) -> int:
     known = [h for h in holders if h in peers]
     candidates = known or holders
     around = [h for h in candidates if h >= start] + [h for h in candidates if h < start]
     for h in around:
-        if (load[h] + size) * len(holders) <= fair:
+        if load[h] * len(holders) < fair:
             return h
     return min(around, key=lambda h: load[h])

@@ -7,12 +7,13 @@ groups. Words have one canonical spelling, so that equal engines print alike.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kvlayout.errors import Problem, SpecError, problem
+from kvlayout.errors import Problem, SpecError, one_of, problem, shown
 
 __all__ = ["FAMILIES", "ORDERS", "Engine"]
 
@@ -26,7 +27,16 @@ FAMILIES = ("plain",)
 _INTEGERS = {"tp": 1, "pp": 1, "dcp": 1, "pcp": 1, "interleave": 1, "block": 1, "spec_tokens": 0, "page": 1}
 _LIMITS = {"tp": 4096, "pp": 4096, "dcp": 4096, "pcp": 4096, "spec_tokens": 2**20}
 MAX_INTEGER = 2**40
+MAX_RANKS = 4096
+"""Ranks of one pipeline stage (tp * pcp), which all have moves of their own in a plan."""
+
+MAX_TEXT = 10_000
+_MAX_VALUE = 2**62
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 OVERRIDABLE = ("format", "block", "order", "conv", "page", "spec_tokens")
+_CHOICES: dict[str, dict[str, str]] = {
+    "order": ORDERS, "conv": {"DS": "DS", "SD": "SD"}, "family": {name: name for name in FAMILIES},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -58,26 +68,23 @@ class Engine:
     kv_dtype: str = "auto"
     groups: Mapping[str, Mapping[str, int | str]] = field(default_factory=dict)
 
-    def __init__(self, **words: Any) -> None:
-        groups: dict[str, dict[str, int | str]] = {
-            name: dict(overrides) for name, overrides in dict(words.pop("groups", None) or {}).items()
-        }
+    def __init__(self, /, **words: Any) -> None:
         where = words.pop("where", "engine")
+        check = _Check(where if callable(where) else lambda _: str(where))
+        groups = check.groups(words.pop("groups", None))
         known = {each.name: each.default for each in fields(self) if each.name != "groups"}
-        problems: list[Problem] = []
         for word, value in words.items():
-            if "." in word:
-                group, _, name = word.partition(".")
+            group, dot, name = word.partition(".")
+            if dot:
                 groups.setdefault(group, {})[name] = value
             elif word not in known:
-                problems.append(
-                    problem("KVL151", where, f"an engine has no word '{word}'", expected=f"one of {', '.join(known)}")
-                )
+                check.unknown(word, known)
             else:
                 known[word] = value
-        _canonical(known, where, problems)
+        check.words(known)
         for group, overrides in groups.items():
-            _canonical_overrides(group, overrides, where, problems)
+            check.overrides(group, overrides)
+        problems = check.problems
         if problems:
             raise SpecError(problems)
         for name, value in known.items():
@@ -90,21 +97,26 @@ class Engine:
     @classmethod
     def parse(cls, text: str) -> Engine:
         """An engine from `key=value,...`, as `tp=4,order=NHD,attention.block=64`."""
+        where = f"engine '{shown(text)}'"
+        if len(text) > MAX_TEXT:
+            found = f"{len(text)} characters"
+            raise SpecError(
+                problem("KVL152", where, "the text is too long", expected=f"at most {MAX_TEXT} characters", got=found)
+            )
         words: dict[str, int | str] = {}
         for part in text.split(",") if text.strip() else []:
             key, equals, value = part.strip().partition("=")
             if not equals or not key or not value:
                 raise SpecError(
-                    problem(
-                        "KVL152", f"engine '{text}'", f"'{part.strip()}' is no word", expected="key=value,key=value"
-                    )
-                )
-            if key in words or key in ("groups", "where"):
-                raise SpecError(
-                    problem("KVL152", f"engine '{text}'", f"'{key}' cannot be given here, or is given twice")
-                )
+                    problem("KVL152", where, "a part is no word with a value", expected="key=value,key=value",
+                            got=f"'{shown(part.strip())}'")
+                )  # fmt: skip
+            if key in words:
+                raise SpecError(problem("KVL152", where, f"'{shown(key)}' is given twice"))
+            if key in ("groups", "where"):  # keywords of the constructor, and no words
+                raise SpecError(problem("KVL151", where, f"an engine has no word '{key}'", expected=_legal()))
             words[key] = _scalar(value)
-        return cls(where=f"engine '{text}'", **words)
+        return cls(where=where, **words)
 
     @classmethod
     def read(cls, argument: str | os.PathLike[str]) -> Engine:
@@ -127,9 +139,7 @@ class Engine:
             if name not in ("kvlayout", "engine") and value is not None
         }
         words["groups"] = {name: words.pop(name) for name in file.model_extra or {}}
-        if isinstance(words.get("stages"), int):
-            words["stages"] = str(words["stages"])
-        return cls(where=source.path, **words)
+        return cls(where=lambda word: source.where(tuple(word.split("."))), **words)
 
     def for_group(self, name: str) -> dict[str, int | str]:
         """What this engine overrides of a group."""
@@ -159,60 +169,103 @@ def _scalar(text: str) -> int | str:
     return int(text) if plain and (digits == "0" or digits[0] != "0") else text
 
 
-def _canonical(words: dict[str, Any], where: str, problems: list[Problem]) -> None:
-    """Check the values of all words in place and bring them to their canonical spelling."""
-    for name, low in _INTEGERS.items():
-        value, high = words[name], _LIMITS.get(name, MAX_INTEGER)
-        if value is None and name in ("block", "page"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            problems.append(_value(where, name, value, f"an integer from {low} to {high}"))
-    for name, legal in (("order", ORDERS), ("conv", {"DS": "DS", "SD": "SD"}), ("family", dict.fromkeys(FAMILIES))):
-        value = words[name]
-        if not isinstance(value, str) or value not in legal:
-            extra = " (others put heads outside the page)" if name == "order" else ""
-            problems.append(_value(where, name, value, f"one of {', '.join(legal)}{extra}"))
-        elif name == "order":
-            words[name] = ORDERS[value]
-    if not isinstance(words["kv_dtype"], str):
-        problems.append(_value(where, "kv_dtype", words["kv_dtype"], "a cache dtype word"))
-    _canonical_stages(words, where, problems)
+def _legal() -> str:
+    return one_of(each.name for each in fields(Engine) if each.name != "groups")
 
 
-def _canonical_stages(words: dict[str, Any], where: str, problems: list[Problem]) -> None:
-    stages = words["stages"]
-    if stages is None:
-        return
-    parts = str(stages).split("+")
-    if not all(part.isascii() and part.isdigit() and 0 < len(part) <= 6 and int(part) > 0 for part in parts):
-        problems.append(_value(where, "stages", stages, "layers per stage, as 12+12+8"))
-        return
-    words["stages"] = "+".join(str(int(part)) for part in parts)
-    if words["pp"] == 1:
-        words["pp"] = len(parts)
-    elif words["pp"] != len(parts):
-        problems.append(_value(where, "stages", stages, f"{words['pp']} stages, as pp says"))
+class _Check:
+    """Checks the values of words and brings them to their canonical spelling, in place; gathers the problems.
 
+    `where`: the place of a word, or of `group.word`.
+    """
 
-def _canonical_overrides(group: str, overrides: dict[str, int | str], where: str, problems: list[Problem]) -> None:
-    for name, value in overrides.items():
-        subject = f"{group}.{name}"
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            problems.append(_value(where, subject, value, "an integer or a word"))
-        elif name in _INTEGERS and name in OVERRIDABLE:
-            if not isinstance(value, int) or not _INTEGERS[name] <= value <= MAX_INTEGER:
-                problems.append(_value(where, subject, value, f"an integer from {_INTEGERS[name]}"))
-        elif name == "order":
-            if value not in ORDERS:
-                problems.append(_value(where, subject, value, f"one of {', '.join(ORDERS)}"))
+    def __init__(self, where: Callable[[str], str]) -> None:
+        self.where = where
+        self.problems: list[Problem] = []
+
+    def groups(self, given: object) -> dict[str, dict[str, Any]]:
+        """The overrides of each group, copied."""
+        groups: dict[str, dict[str, Any]] = {}
+        if given is None:
+            return groups
+        if not isinstance(given, Mapping):
+            self._value("groups", given, "overrides by group, as {'attention': {'block': 64}}")
+            return groups
+        for name, overrides in given.items():
+            if isinstance(name, str) and isinstance(overrides, Mapping):
+                groups[name] = dict(overrides)
             else:
-                overrides[name] = ORDERS[str(value)]
-        elif name == "conv" and value not in ("DS", "SD"):
-            problems.append(_value(where, subject, value, "DS or SD"))
+                self._value(f"groups.{shown(name)}", overrides, "a group's overrides, as {'block': 64}")
+        return groups
 
+    def unknown(self, word: str, legal: Mapping[str, object]) -> None:
+        """A word that no engine has."""
+        self.problems.append(
+            problem("KVL151", self.where(word), f"an engine has no word '{shown(word)}'", expected=one_of(legal))
+        )
 
-def _value(where: str, name: str, value: object, expected: str) -> Problem:
-    shown = str(value)
-    return problem(
-        "KVL153", where, f"'{name}'", expected=expected, got=shown if len(shown) <= 60 else shown[:57] + "..."
-    )
+    def words(self, words: dict[str, Any]) -> None:
+        """The words of the whole engine."""
+        for name in _INTEGERS:
+            if words[name] is not None or name not in ("block", "page"):
+                self._integer(name, name, words[name])
+        for name in _CHOICES:
+            words[name] = self._choice(name, name, words[name])
+        if not isinstance(words["kv_dtype"], str) or not 0 < len(words["kv_dtype"]) <= 64:
+            self._value("kv_dtype", words["kv_dtype"], "a cache dtype word")
+        self._stages(words)
+        if not self.problems and words["tp"] * words["pcp"] > MAX_RANKS:
+            self._value("pcp", words["pcp"], f"at most {MAX_RANKS} ranks in a stage, which has tp * pcp")
+
+    def overrides(self, group: str, overrides: dict[Any, Any]) -> None:
+        """The overrides of one group."""
+        for name, value in overrides.items():
+            subject = f"{group}.{name}"
+            if not _NAME.fullmatch(group) or not isinstance(name, str) or not _NAME.fullmatch(name):
+                self.problems.append(
+                    problem("KVL151", self.where(subject), f"'{shown(subject)}' names no word of a group",
+                            expected="a group's name, a dot and a word, as attention.block")
+                )  # fmt: skip
+            elif isinstance(value, bool) or not isinstance(value, int | str):
+                self._value(subject, value, "an integer or a word")
+            elif name in _INTEGERS and name in OVERRIDABLE:
+                self._integer(subject, name, value)
+            elif name in _CHOICES and name in OVERRIDABLE:
+                overrides[name] = self._choice(subject, name, value)
+            elif isinstance(value, int) and abs(value) > _MAX_VALUE:
+                self._value(subject, value, "an integer within 2**62")
+            elif not 0 < len(str(value)) <= 64:
+                self._value(subject, value, "a word of at most 64 characters")
+
+    def _integer(self, subject: str, name: str, value: object) -> None:
+        low, high = _INTEGERS[name], _LIMITS.get(name, MAX_INTEGER)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            self._value(subject, value, f"an integer from {low} to {high}")
+
+    def _choice(self, subject: str, name: str, value: object) -> object:
+        legal = _CHOICES[name]
+        if isinstance(value, str) and value in legal:
+            return legal[value]
+        more = " (others put heads outside the page)" if name == "order" else ""
+        self._value(subject, value, one_of(legal) + more)
+        return value
+
+    def _stages(self, words: dict[str, Any]) -> None:
+        stages = words["stages"]
+        if stages is None:
+            return
+        text = str(stages) if isinstance(stages, int) and 0 < stages < 10**6 else stages
+        parts = text.split("+") if isinstance(text, str) and len(text) <= MAX_TEXT else []
+        if not parts or not all(re.fullmatch("[0-9]{1,6}", part) and int(part) for part in parts):
+            self._value("stages", stages, "layers per stage, as 12+12+8")
+            return
+        words["stages"] = "+".join(str(int(part)) for part in parts)
+        if words["pp"] == 1 and len(parts) <= _LIMITS["pp"]:
+            words["pp"] = len(parts)
+        elif words["pp"] != len(parts):
+            most = f"at most {_LIMITS['pp']} stages" if words["pp"] == 1 else f"{words['pp']} stages, as pp says"
+            self._value("stages", f"{len(parts)} stages", most)
+
+    def _value(self, subject: str, value: object, expected: str) -> None:
+        message = f"the value of '{shown(subject)}'"
+        self.problems.append(problem("KVL153", self.where(subject), message, expected=expected, got=shown(value)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlayout.errors import PlanRefused, SpecError, problem
+from kvlayout.errors import PlanRefused, SpecError, one_of, problem
 from kvlayout.ir import Array, Axis, Bytes, Node, Page, Struct, page_faults, span
 from kvlayout.ir.invariants import MAX_BYTES, extent_on_rank
 from kvlayout.spec.expr import Expr, canonical_tag
@@ -141,7 +141,7 @@ class _Builder:
                 problem(
                     "KVL118",
                     scope.format.where(*at),
-                    f"axis '{name}'",
+                    f"the words of axis '{name}' exclude each other",
                     expected="'shard: cp' on a growing axis only, 'common' on an axis that nobody shares out",
                 )
             )
@@ -164,7 +164,9 @@ class _Builder:
         """The tree of a node that is no pad."""
         built = self._node(model, at)
         if isinstance(built, int):
-            raise SpecError(problem("KVL119", self.scope.format.where(*at), "a pad stands between members, not alone"))
+            raise SpecError(
+                problem("KVL119", self.scope.format.where(*at), "a pad stands between the members of a list, not alone")
+            )
         return built
 
     def _node(self, model: NodeModel, at: _At) -> Node | int:
@@ -218,9 +220,17 @@ class _Builder:
         for index, name in enumerate(names):
             place = (*at, "array", index) if isinstance(node.array, tuple) else (*at, "array")
             spliced = {"HN": ("head", "token"), "NH": ("token", "head")}[str(self.scope.values["order"])]
+            if name == "order" and not all(each in self.axes for each in spliced):
+                raise SpecError(
+                    problem("KVL121", self.scope.format.where(*place), "'order' stands for the axes head and token",
+                            expected="both of them", got=", ".join(self.axes) or "no axes")
+                )  # fmt: skip
             steps += (self._step(each, place) for each in (spliced if name == "order" else (name,)))
         if not steps:
-            raise SpecError(problem("KVL119", self.scope.format.where(*at, "array"), "an array lies along an axis"))
+            raise SpecError(
+                problem("KVL130", self.scope.format.where(*at, "array"), "the array names no axis",
+                        expected="at least one axis or digit")
+            )  # fmt: skip
         tree = self.node(node.of, (*at, "of"))
         for axis, weight, count in reversed(steps):
             tree = Array(axis, weight, count, span(tree), tree)
@@ -239,14 +249,15 @@ class _Builder:
                     "KVL121",
                     self.scope.format.where(*at),
                     f"'{name}' is no axis and no digit here",
-                    expected=f"one of {', '.join(legal)}",
+                    expected=one_of(legal),
                 )
             )
         if self._factored.get(name):
             digits = ", ".join(d for d, each in self._digits.items() if each.axis == name)
             raise SpecError(
-                problem("KVL121", self.scope.format.where(*at), f"axis '{name}' is factored here", expected=digits)
-            )
+                problem("KVL121", self.scope.format.where(*at), f"axis '{name}' is factored here",
+                        expected=f"its digits {digits}")
+            )  # fmt: skip
         return name, 1, extent_on_rank(axis.size, axis.shard, axis.few, self.tp) or 1
 
     def _case(self, node: ChooseNode, at: _At) -> str:
@@ -267,7 +278,7 @@ class _Builder:
                         "KVL127",
                         self.scope.format.where(*at, "cases", case),
                         f"'{node.choose}' is never '{case}'",
-                        expected=f"one of {', '.join(legal)}",
+                        expected=one_of(legal),
                     )
                 )
         if value not in node.cases:
@@ -342,8 +353,7 @@ class _Builder:
     def _bounded(self, size: int, at: _At) -> int:
         if size > MAX_BYTES:
             raise SpecError(
-                problem(
-                    "KVL124", self.scope.format.where(*at), f"{size} bytes are no page", expected="at most 2**62 bytes"
-                )
-            )
+                problem("KVL124", self.scope.format.where(*at), "no page is so large", expected="at most 2**62 bytes",
+                        got=f"{size} bytes")
+            )  # fmt: skip
         return size

@@ -7,21 +7,24 @@ promises.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from kvlayout.data import specs_dir
-from kvlayout.errors import SpecError, problem
+from kvlayout.errors import SpecError, one_of, problem, shown
+from kvlayout.rules import RULES
 from kvlayout.spec.grammar import EXPRESSION_WORDS, FormatFile
 from kvlayout.spec.source import Source, read_source
 from kvlayout.spec.validate import Located, validated
 from kvlayout.spec.validate import Path as KeyPath
 
-__all__ = ["Format", "find_format", "load_format", "shipped_formats"]
+__all__ = ["Format", "check_names", "find_format", "load_format", "shipped_formats"]
 
 MAX_EXTENDS = 8
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -65,15 +68,25 @@ def shipped_formats() -> dict[str, Path]:
 def load_format(path: str | Path) -> Format:
     """A format file, with what it extends. Raises SpecError."""
     file = Path(path)
-    if file.parent == specs_dir() / "formats":
+    if file == specs_dir() / "formats" / f"{file.stem}.yaml":
         return _shipped(file.stem)
     return _load(file)
 
 
 def find_format(name: str, used_in: Path | None, where: str) -> Format:
     """The format that `name` means in the file `used_in`; `where` is the place that an error speaks of."""
-    path = _find(name, used_in, where)
-    return load_format(path)
+    found = load_format(_find(name, used_in, where))
+    if found.name != name:
+        raise SpecError(
+            problem(
+                "KVL111",
+                found.where("format"),
+                "a format is looked up by its file's name, so the two must agree",
+                expected=name,
+                got=found.name,
+            )
+        )
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -84,18 +97,8 @@ def _shipped(name: str) -> Format:
 def _load(path: Path) -> Format:
     located = _merge(path, read_source(path), ())
     file = validated(FormatFile, located)
-    if file.format != path.stem:
-        raise SpecError(
-            problem(
-                "KVL111",
-                located.where(("format",)),
-                "a format is found by its file's name, so the two must agree",
-                expected=path.stem,
-                got=file.format,
-            )
-        )
     loaded = Format(file.format, located, file)
-    _check_names(loaded)
+    check_names(loaded)
     return loaded
 
 
@@ -127,6 +130,8 @@ def _over(parent: Any, own: Any, path: KeyPath) -> Any:
 
 
 def _find(name: str, used_in: Path | None, where: str) -> Path:
+    if not _NAME.fullmatch(name):  # a name, never a path: `extends: ../../x` must not leave the folders
+        raise SpecError(problem("KVL110", where, "this is no format's name", got=f"'{shown(name)}'"))
     shipped = specs_dir() / "formats" / f"{name}.yaml"
     places = []
     if used_in is not None:
@@ -140,13 +145,11 @@ def _find(name: str, used_in: Path | None, where: str) -> Path:
         return local[0]
     if shipped.is_file():
         return shipped
-    raise SpecError(
-        problem("KVL110", where, f"there is no format '{name}'", expected=f"one of {', '.join(shipped_formats())}")
-    )
+    raise SpecError(problem("KVL110", where, f"there is no format '{name}'", expected=one_of(shipped_formats())))
 
 
-def _check_names(loaded: Format) -> None:
-    """No name means two things: engine words, parameters, `let` names and axes keep apart."""
+def check_names(loaded: Format) -> None:
+    """No name means two things: engine words, parameters, `let` names and axes keep apart, and so do rule codes."""
     taken = set(EXPRESSION_WORDS)
     for section, names in (("params", loaded.file.params), ("let", loaded.file.let)):
         for name in names:
@@ -159,3 +162,10 @@ def _check_names(loaded: Format) -> None:
                     )
                 )
             taken.add(name)
+    for index, requirement in enumerate(loaded.file.require):
+        rule = RULES.get(requirement.code)
+        if rule is not None:
+            raise SpecError(
+                problem("KVL132", loaded.where("require", index, "code"), f"the code means: {rule.title}",
+                        expected="a code that starts with X", got=requirement.code)
+            )  # fmt: skip

@@ -44,6 +44,7 @@ __all__ = [
     "ParamDecl",
     "Requirement",
     "StructNode",
+    "file_schema",
 ]
 
 ENGINE_WORDS: tuple[str, ...] = (
@@ -208,7 +209,7 @@ class NodeModel(RootModel[Any]):
         | Annotated[PadNode, Tag("node:pad")]
         | Annotated[OpaqueNode, Tag("node:opaque")]
         | Annotated[tuple[NodeModel, ...], Tag("node:list")]
-        | Annotated[Any, BeforeValidator(_no_node), Tag("node:none")],
+        | Annotated[Any, BeforeValidator(_no_node), WithJsonSchema({"not": {}}), Tag("node:none")],
         Discriminator(_kind),
     ]
 
@@ -276,7 +277,7 @@ class GroupDecl(Model):
     layers: Layers
     format: FormatName | None = None
     params: dict[Name, PlainValue] = {}
-    block: PositiveInt | None = None
+    block: Annotated[int, Field(ge=1, le=2**40)] | None = None
     page: PageModel | None = None
     axes: dict[Name, AxisDecl] | None = None
     let: dict[Name, Expression] | None = None
@@ -298,8 +299,8 @@ class ModelFile(Model):
     model: Annotated[str, StringConstraints(min_length=1, max_length=200)]
     source: str
     num_layers: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    tp: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1)] | None = None
-    groups: Annotated[dict[Name, GroupDecl], Field(min_length=1)]
+    tp: Annotated[tuple[Annotated[int, Field(ge=1, le=4096)], ...], Field(min_length=1, max_length=64)] | None = None
+    groups: Annotated[dict[Name, GroupDecl], Field(min_length=1, max_length=1000)]
 
 
 class KvDtype(Model):
@@ -343,3 +344,27 @@ ArrayNode.model_rebuild()
 StructNode.model_rebuild()
 ChooseNode.model_rebuild()
 NodeModel.model_rebuild()
+
+
+def file_schema(kind: str) -> dict[str, Any]:
+    """The JSON schema of a `format`, `model` or `engine` file."""
+    models: dict[str, type[BaseModel]] = {"format": FormatFile, "model": ModelFile, "engine": EngineFile}
+    made = models[kind].model_json_schema(by_alias=True)
+    if kind != "engine":
+        _allow_own_keys(made)
+    if kind == "format":  # what a format extends may give its page
+        made["required"].remove("page")
+        made["anyOf"] = [{"required": ["page"]}, {"required": ["extends"]}]
+    return made
+
+
+def _allow_own_keys(value: Any) -> None:
+    """Keys that start with `x-` are the user's own, in every mapping of a spec."""
+    if isinstance(value, dict):
+        if value.get("additionalProperties") is False:
+            value["patternProperties"] = {"^x-": {}}
+        for each in value.values():
+            _allow_own_keys(each)
+    elif isinstance(value, list):
+        for each in value:
+            _allow_own_keys(each)

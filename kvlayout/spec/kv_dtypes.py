@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from kvlayout.data import specs_dir
-from kvlayout.errors import SpecError, problem
+from kvlayout.errors import SpecError, one_of, problem, shown
 from kvlayout.spec.grammar import KvDtype, KvDtypesFile
 from kvlayout.spec.source import read_source
 from kvlayout.spec.validate import validated
@@ -31,8 +31,8 @@ def resolve_kv_dtype(format_name: str, word: str, where: str) -> KvDtype | None:
             problem(
                 "KVL156",
                 where,
-                f"there is no cache dtype '{word}' for format '{format_name}'",
-                expected=f"auto or one of {', '.join(words)}",
+                f"there is no cache dtype '{shown(word)}' for format '{format_name}'",
+                expected=f"auto or {one_of(words)}",
             )
         )
     return words[word]

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvlayout.errors import PlanRefused, SpecError, problem
-from kvlayout.ir import Page, Parallel
+from kvlayout.errors import PlanRefused, Problem, SpecError, one_of, problem, shown
+from kvlayout.ir import Page, Parallel, canonical_json
 from kvlayout.spec.engine import OVERRIDABLE, Engine
 from kvlayout.spec.expand import expand
 from kvlayout.spec.expr import DTYPES
-from kvlayout.spec.formats import Format, find_format
+from kvlayout.spec.formats import Format, check_names, find_format
 from kvlayout.spec.grammar import ENGINE_WORDS, FormatFile, GroupDecl, LayerRange, ModelFile, ParamDecl
 from kvlayout.spec.kv_dtypes import resolve_kv_dtype
 from kvlayout.spec.scope import Scope
@@ -22,6 +22,9 @@ from kvlayout.spec.validate import validated
 __all__ = ["CacheGroup", "Spec", "load_spec", "parallel_of", "spec_of_format"]
 
 DEFAULT_BLOCK = 16
+MAX_LAYERS = 100_000
+"""Layers of a model; also of all groups together, which each keep their own."""
+
 INLINE = "(page of its own)"
 
 
@@ -53,10 +56,8 @@ class Spec:
         for group in self.groups:
             if group.name == name:
                 return group
-        names = ", ".join(group.name for group in self.groups)
-        raise SpecError(
-            problem("KVL154", f"spec {self.name}", f"there is no group '{name}'", expected=f"one of {names}")
-        )
+        names = one_of(group.name for group in self.groups)
+        raise SpecError(problem("KVL154", f"spec {self.name}", f"there is no group '{shown(name)}'", expected=names))
 
     def page(self, group: CacheGroup, engine: Engine) -> Page:
         """A rank's page of a group on an engine. Pages are remembered: equal questions give one object.
@@ -68,9 +69,9 @@ class Spec:
         page = self._pages.get(key)
         if page is None:
             scope = Scope(fmt, params, words, group.where)
-            page = self._pages[key] = expand(
-                scope, engine.tp, int(words["block"]), page_bytes, f"engine '{engine}', group '{group.name}'"
-            )
+            page = expand(scope, engine.tp, int(words["block"]), page_bytes, f"engine '{engine}', group '{group.name}'")
+            # Equal pages become one object (an order that a page does not read), so that plans are shared.
+            page = self._pages[key] = self._pages.setdefault(canonical_json(page), page)
         return page
 
     def _settled(
@@ -101,16 +102,6 @@ class Spec:
         words["order"] = {"LBHNC": "HN", "LBNHC": "NH"}[str(words["order"])]
         page = overrides.get("page", engine.page)
         return fmt, params, words, None if page is None else int(page)
-
-    def reads_order(self, group: CacheGroup, engine: Engine) -> bool:
-        """Whether the group's page differs between the two orders."""
-        pages = []
-        for order in ("LBHNC", "LBNHC"):
-            overrides = {name: dict(each) for name, each in engine.groups.items()}
-            overrides.setdefault(group.name, {})["order"] = order
-            words = {name: getattr(engine, name) for name in ENGINE_WORDS if name != "order"}
-            pages.append(self.page(group, Engine(groups=overrides, **words)))
-        return pages[0] != pages[1]
 
     def check_engine(self, engine: Engine) -> None:
         """SpecError when the engine overrides a group that this spec does not have."""
@@ -170,7 +161,7 @@ def _changed(
                     "KVL155",
                     where,
                     f"nothing named '{key}' can be overridden; format '{fmt.name}' has no such parameter",
-                    expected=f"one of {', '.join(legal)}",
+                    expected=one_of(legal),
                 )
             )
     return fmt, {**params, **changes}
@@ -182,6 +173,7 @@ def _spec(source: Source) -> Spec:
     named = _named_layers(file, source)
     num_layers = file.num_layers
     groups = []
+    kept = 0
     for name, decl in file.groups.items():
         at = ("groups", name)
         if name in ENGINE_WORDS:
@@ -194,6 +186,9 @@ def _spec(source: Source) -> Spec:
         elif isinstance(decl.layers, int):
             layers, num_layers = _counted(file, source, name, named, decl.layers)
         assert layers is not None
+        kept += len(layers)
+        if kept > MAX_LAYERS:
+            raise SpecError(_too_many(source, name))
         fmt = (
             _inline(decl, source, name)
             if decl.format is None
@@ -218,19 +213,30 @@ def _spec(source: Source) -> Spec:
 def _named_layers(file: ModelFile, source: Source) -> dict[str, tuple[int, ...]]:
     """The layers of the groups that name them."""
     named: dict[str, tuple[int, ...]] = {}
+    kept = 0
     for name, decl in file.groups.items():
         layers = decl.layers
         if isinstance(layers, LayerRange):
-            if layers.count > 100_000 or layers.start + layers.every * layers.count > 2**31:
-                raise SpecError(
-                    problem("KVL143", source.where(("groups", name, "layers")), "no model has so many layers")
-                )
+            kept += layers.count
+            if kept > MAX_LAYERS or layers.start + layers.every * (layers.count - 1) >= MAX_LAYERS:
+                raise SpecError(_too_many(source, name))
             named[name] = tuple(range(layers.start, layers.start + layers.every * layers.count, layers.every))
         elif isinstance(layers, tuple):
-            if len(set(layers)) != len(layers):
-                raise SpecError(problem("KVL143", source.where(("groups", name, "layers")), "a layer is named twice"))
+            seen: dict[int, int] = {}
+            for index, layer in enumerate(layers):
+                if seen.setdefault(layer, index) != index:
+                    where = source.where(("groups", name, "layers", index))
+                    first = source.where(("groups", name, "layers", seen[layer]))
+                    raise SpecError(problem("KVL147", where, f"layer {layer} is named twice, first at {first}"))
+            if max(layers) >= MAX_LAYERS:
+                raise SpecError(_too_many(source, name))
             named[name] = tuple(sorted(layers))
     return named
+
+
+def _too_many(source: Source, group: str) -> Problem:
+    where, most = source.where(("groups", group, "layers")), f"at most {MAX_LAYERS}, in all groups together"
+    return problem("KVL148", where, "no model has so many layers", expected=most)
 
 
 def _needed(file: ModelFile, source: Source, group: str) -> int:
@@ -262,8 +268,8 @@ def _counted(
             )
         )
     if len(file.groups) == 1 and file.num_layers is None:
-        if count > 100_000:
-            raise SpecError(problem("KVL143", where, "no model has so many layers"))
+        if count > MAX_LAYERS:
+            raise SpecError(_too_many(source, name))
         return tuple(range(count)), count
     total = _needed(file, source, name)
     taken = {layer for layers in named.values() for layer in layers}
@@ -294,7 +300,9 @@ def _inline(decl: GroupDecl, source: Source, name: str) -> Format:
         examples=(),
         page=decl.page,
     )
-    return Format(INLINE, source, file, ("groups", name))
+    loaded = Format(INLINE, source, file, ("groups", name))
+    check_names(loaded)
+    return loaded
 
 
 def _declared(value: int | str) -> ParamDecl:

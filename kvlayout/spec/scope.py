@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvlayout.errors import KvLayoutError, PlanRefused, Problem, SpecError, problem
+from kvlayout.errors import KvLayoutError, PlanRefused, Problem, SpecError, one_of, problem, shown
 from kvlayout.spec.expr import DTYPES, Expr, ExprError, Value, evaluate, unknown_name
 from kvlayout.spec.formats import Format
 from kvlayout.spec.grammar import EXPRESSION_WORDS, ParamDecl
@@ -17,6 +17,7 @@ from kvlayout.spec.grammar import EXPRESSION_WORDS, ParamDecl
 __all__ = ["Scope"]
 
 MAX_VALUE = 2**62
+MAX_PROBLEMS = 20
 
 _ENGINE_ENUMS: dict[str, tuple[str, ...]] = {"order": ("HN", "NH"), "conv": ("DS", "SD")}
 
@@ -41,14 +42,16 @@ class Scope:
         """The integer value of an expression at `path`, at least `low`."""
         value = self.value(expr, *path)
         if isinstance(value, bool) or not isinstance(value, int):
-            text = "a number is needed here"
             if isinstance(value, str) and value == expr.text and value not in self.values:
-                text = unknown_name(value, self.values)
-            raise SpecError(problem("KVL102", self._at(expr, path), text, got=f"{expr.text} = {value}"))
+                raise SpecError(problem("KVL104", self._at(expr, path), unknown_name(value, self.values)))
+            raise SpecError(
+                problem("KVL102", self._at(expr, path), "a number is needed here", got=_result(expr, value))
+            )
         if value < low:
             found = problem(
-                "KVL103", self._at(expr, path), f"{expr.text} = {value}", expected=f"at least {low}", got=str(value)
-            )
+                "KVL103", self._at(expr, path), "the number is too small", expected=f"at least {low}",
+                got=_result(expr, value),
+            )  # fmt: skip
             raise self.error(expr, found)
         return value
 
@@ -56,9 +59,7 @@ class Scope:
         """The word that an expression at `path` is or names."""
         value = self.value(expr, *path)
         if not isinstance(value, str):
-            raise SpecError(
-                problem("KVL102", self._at(expr, path), "a word is needed here", got=f"{expr.text} = {value}")
-            )
+            raise SpecError(problem("KVL102", self._at(expr, path), "a word is needed here", got=_result(expr, value)))
         return value
 
     def value(self, expr: Expr, *path: str | int) -> Value:
@@ -66,7 +67,7 @@ class Scope:
         try:
             return evaluate(expr, self.values, enums=self.enums)
         except ExprError as error:
-            found = problem("KVL104", self._at(expr, path, error.column), f"in '{expr.text}': {error.message}")
+            found = problem("KVL104", self._at(expr, path, error.column), f"in '{shown(expr.text)}': {error.message}")
             raise self.error(expr, found) from None
 
     def error(self, expr: Expr, found: Problem) -> KvLayoutError:
@@ -86,15 +87,15 @@ class Scope:
 
     def _params(self, given: Mapping[str, int | str], where: str) -> None:
         declared = self.format.file.params
-        problems = []
+        problems: list[Problem] = []
         for name in given:
-            if name not in declared:
+            if name not in declared and len(problems) < MAX_PROBLEMS:
                 problems.append(
                     problem(
                         "KVL115",
                         where,
                         f"format '{self.format.name}' has no parameter '{name}'",
-                        expected=f"one of {', '.join(declared)}" if declared else "no parameters",
+                        expected=one_of(declared) if declared else "no parameters",
                     )
                 )
         for name, decl in declared.items():
@@ -107,6 +108,8 @@ class Scope:
         if problems:
             raise SpecError(problems)
         for name, decl in declared.items():
+            if len(problems) == MAX_PROBLEMS:
+                break
             if name not in given:
                 if decl.default is None:
                     problems.append(
@@ -125,9 +128,9 @@ class Scope:
                     problem(
                         "KVL117",
                         where,
-                        f"parameter '{name}' of format '{self.format.name}'",
+                        f"the value of parameter '{name}' of format '{self.format.name}'",
                         expected=_wanted(decl),
-                        got=str(value),
+                        got=shown(value),
                     )
                 )
         if problems:
@@ -142,7 +145,7 @@ class Scope:
                         "KVL102",
                         self._at(requirement.that, ("require", index, "that")),
                         "a requirement is true or false",
-                        got=f"{requirement.that.text} = {value}",
+                        got=_result(requirement.that, value),
                     )
                 )
             if not value:
@@ -152,10 +155,15 @@ class Scope:
                     self._at(requirement.that, ("require", index, "that")),
                     f"format '{self.format.name}': {requirement.say}",
                     expected=requirement.that.text,
-                    got=", ".join(f"{name}={self.values[name]}" for name in read) or None,
+                    got=", ".join(f"{name}={shown(self.values[name])}" for name in read) or None,
                     help="Change a parameter or the engine so that the requirement holds.",
                 )
                 raise self.error(requirement.that, found)
+
+
+def _result(expr: Expr, value: Value) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if text == expr.text else f"{shown(expr.text)} = {shown(text)}"
 
 
 def _fits(decl: ParamDecl, value: Value) -> bool:
@@ -172,9 +180,9 @@ def _fits(decl: ParamDecl, value: Value) -> bool:
 
 def _wanted(decl: ParamDecl) -> str:
     if decl.enum is not None:
-        return f"one of {', '.join(str(value) for value in decl.enum)}"
+        return one_of(decl.enum)
     if decl.type == "dtype":
-        return f"one of {', '.join(DTYPES)}"
+        return one_of(DTYPES)
     if decl.type == "str":
         return "a word"
     bounds = [f"at least {decl.min}"] if decl.min is not None else []

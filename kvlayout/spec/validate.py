@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kvlayout.errors import Problem, SpecError, problem
+from kvlayout.errors import Problem, SpecError, problem, shown
 
 __all__ = ["Located", "Path", "as_data", "validated"]
 
@@ -69,19 +69,66 @@ def _problem(error: Mapping[str, Any], data: Any, located: Located, base: Path) 
     if make is not None:
         return make(located, tuple(path), ctx)
     where = located.where(tuple(path), key)
-    subject = ".".join(str(step) for step in path) or "the file"
+    subject = ".".join(str(step) for step in path)
     if kind == "missing":
-        return problem("KVL010", where, f"'{subject}' has no '{missing}'", expected=f"a key '{missing}'")
-    got = "a list" if isinstance(data, tuple) else "a mapping" if isinstance(data, dict) else data
-    message = error["msg"]
-    for python, plain in (("valid tuple", "list"), ("valid dictionary", "mapping"), ("valid string", "text")):
-        message = message.replace(python, plain)
-    return problem("KVL012", where, f"'{subject}': {message[:1].lower()}{message[1:]}", got=_shown(got))
+        named = f"'{subject}'" if path else "the file"
+        return problem("KVL010", where, f"{named} has no key '{missing}'", expected=f"a key '{missing}'")
+    if key:
+        return problem("KVL012", where, f"'{shown(path[-1])}' cannot be a name here", expected=_NAMES)
+    return problem(
+        "KVL012", where, f"the value of '{subject}'", expected=_expected(kind, ctx, error["msg"]), got=_got(data)
+    )
+
+
+_NAMES = "a letter or '_', then letters, digits and '_', at most 64 in all"
+_TYPES = {
+    "int_type": "an integer",
+    "int_parsing_size": "an integer",
+    "string_type": "a text",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+    "list_type": "a list",
+}
+_BOUNDS = {
+    "greater_than": ("above", "gt", ""),
+    "greater_than_equal": ("at least", "ge", ""),
+    "less_than_equal": ("at most", "le", ""),
+    "string_too_long": ("at most", "max_length", " characters"),
+    "string_too_short": ("at least", "min_length", " characters"),
+    "too_long": ("at most", "max_length", " entries"),
+    "too_short": ("at least", "min_length", " entries"),
+}
+
+
+def _expected(kind: str, ctx: Mapping[str, Any], message: str) -> str:
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if kind in _BOUNDS:
+        words, bound, unit = _BOUNDS[kind]
+        return f"{words} {ctx[bound]}{unit}"
+    if kind == "literal_error":
+        return str(ctx["expected"]).replace("'", "")
+    if kind == "string_pattern_mismatch":
+        return "a name: letters, digits and '_', and '.' and '-' in the name of a format"
+    return message[:1].lower() + message[1:]
+
+
+def _got(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"a mapping of {len(value)}"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return f"'{shown(value)}'" if isinstance(value, str) else shown(value)
 
 
 def _unknown_key(located: Located, path: Path, ctx: Mapping[str, Any]) -> Problem:
     where = located.where((*path, ctx["key"]), key=True)
-    return problem("KVL011", where, f"unknown key '{_shown(ctx['key'])}'", expected=f"one of {ctx['legal']}")
+    return problem("KVL011", where, f"unknown key '{shown(ctx['key'])}'", expected=f"one of {ctx['legal']}")
 
 
 def _expression(located: Located, path: Path, ctx: Mapping[str, Any]) -> Problem:
@@ -110,8 +157,3 @@ _KINDS: dict[str, Callable[[Located, Path, Mapping[str, Any]], Problem]] = {
 def _shifted(where: str, columns: int) -> str:
     head, _, column = where.rpartition(":")
     return f"{head}:{int(column) + columns}"
-
-
-def _shown(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -8,18 +8,17 @@ are T3, the plan is right (`docs/theory.md`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 from kvlayout.errors import Problem, problem
-from kvlayout.ir import Page, Parallel, digest, page_faults
+from kvlayout.ir import Page, Parallel, digest
 from kvlayout.plan.artifact import Document, Group, Piece, Plan, RankMoves, seal_of
+from kvlayout.verify.convertible import layer_problems, page_problems, paired_fields, pairing_problems
 from kvlayout.verify.coverage import Uncovered, first_uncovered
 from kvlayout.verify.owned import owned_boxes
 from kvlayout.verify.resolve import Box, Fault, resolve
 from kvlayout.verify.sides import Address, SideView, Vector
 from kvlayout.verify.verdict import Finding, Verdict, Witness, verdict_of
 
-__all__ = ["check_document", "check_plan"]
+__all__ = ["Checker", "check_document", "check_plan"]
 
 MAX_FINDINGS = 20
 """Findings of a group after which the checker stops looking: it is refuted anyhow."""
@@ -45,134 +44,85 @@ def check_document(document: Document, where: str = "plan") -> Verdict:
 
 def check_plan(plan: Plan, where: str = "plan", plan_digest: str = "") -> Verdict:
     """The proof alone, without seal and digest."""
-    findings = [Finding("refuted", each) for each in _parallel_problems(plan, where)]
-    pieces = fields = 0
-    if not findings:
+    return Checker().check(plan, where, plan_digest)
+
+
+class Checker:
+    """Proves plans; remembers pages and groups that several plans share (as objects, which are immutable)."""
+
+    def __init__(self) -> None:
+        self._sides: dict[tuple[int, Parallel], tuple[Page, list[Problem], SideView]] = {}
+        self._groups: dict[tuple[int, Parallel, Parallel], tuple[Group, list[Finding], int, int]] = {}
+
+    def check(self, plan: Plan, where: str = "plan", plan_digest: str = "") -> Verdict:
+        """The verdict over a plan."""
+        findings = [Finding("refuted", each) for each in layer_problems(plan, where)]
+        if findings:
+            return verdict_of(plan_digest, findings, 0, 0)
+        pieces = fields = 0
         for group in plan.groups:
-            checker = GroupChecker(f"{where}: group '{group.name}'", group, plan.src, plan.dst)
-            findings += checker.findings()
-            pieces += checker.pieces
-            fields += checker.fields
-    return verdict_of(plan_digest, findings, pieces, fields)
+            key = id(group), plan.src, plan.dst
+            if key not in self._groups:
+                self._groups[key] = (group, *self._group(f"{where}: group '{group.name}'", group, plan.src, plan.dst))
+            _, found, group_pieces, group_fields = self._groups[key]
+            findings += found
+            pieces += group_pieces
+            fields += group_fields
+        return verdict_of(plan_digest, findings, pieces, fields)
+
+    def _group(self, where: str, group: Group, src: Parallel, dst: Parallel) -> tuple[list[Finding], int, int]:
+        src_faults, src_view = self._side(f"{where}, source page", group.src, src)
+        dst_faults, dst_view = self._side(f"{where}, destination page", group.dst, dst)
+        problems = [*src_faults, *dst_faults] or list(pairing_problems(where, group, src_view, dst_view))
+        if problems:
+            return [Finding("refuted", each) for each in problems], 0, 0
+        checker = _GroupChecker(where, group, src_view, dst_view)
+        return checker.findings(), checker.pieces, checker.fields
+
+    def _side(self, where: str, page: Page, parallel: Parallel) -> tuple[list[Problem], SideView]:
+        key = id(page), parallel
+        if key not in self._sides:
+            self._sides[key] = page, list(page_problems(where, page, parallel)), SideView(page, parallel)
+        return self._sides[key][1:]
 
 
-def _parallel_problems(plan: Plan, where: str) -> Iterator[Problem]:
-    for name, side in (("source", plan.src), ("destination", plan.dst)):
-        if min(side.tp, side.pcp, side.dcp, side.interleave, *side.stages) < 1:
-            yield problem("KVL309", where, f"a parallel size of the {name} is below 1")
-    layers = [sum(side.stages) for side in (plan.src, plan.dst)]
-    if layers[0] != layers[1]:
-        yield problem(
-            "KVL309", where, "the pipeline stages of the two sides hold another number of layers", got=str(layers)
-        )
-    for group in plan.groups:
-        known = sorted(set(group.layers)) == list(group.layers)
-        if not known or not group.layers or group.layers[0] < 0 or group.layers[-1] >= layers[0]:
-            yield problem("KVL309", where, f"the layers of group '{group.name}' are not ascending layers of the stages")
-    if len({group.name for group in plan.groups}) != len(plan.groups):
-        yield problem("KVL309", where, "two groups have one name")
+class _GroupChecker:
+    """T4 and T2 for one group. `pieces`, `fields` (of all ranks) count what it went through."""
 
-
-class GroupChecker:
-    """Checks one group. `pieces`, `fields` (of all ranks) count what it went through."""
-
-    def __init__(self, where: str, group: Group, src: Parallel, dst: Parallel) -> None:
-        self.where, self.group = where, group
-        self.parallels = src, dst
+    def __init__(self, where: str, group: Group, src: SideView, dst: SideView) -> None:
+        self.where, self.group, self.src, self.dst = where, group, src, dst
         self.pieces = self.fields = 0
         self._resolved: dict[tuple[object, ...], list[Box] | Fault] = {}
         self._covered: dict[tuple[object, ...], tuple[Vector, int] | None] = {}
 
     def findings(self) -> list[Finding]:
-        """Everything found wrong, rule by rule; later rules only run on what earlier ones allow."""
-        found = [Finding("refuted", each) for each in self._page_problems()]
-        if found:
-            return found
-        self.src = SideView(self.group.src, self.parallels[0])
-        self.dst = SideView(self.group.dst, self.parallels[1])
-        paired, problems = self._paired()
-        found = [Finding("refuted", each) for each in problems]
-        if found:
-            return found
+        """Everything found wrong, rank by rank."""
+        paired = paired_fields(self.src, self.dst)
         for name in paired:
             if self.src.address((name,)) is None or self.dst.address((name,)) is None:
                 text = f"field '{name}': the interleave does not deal out whole digits"
                 return [Finding("unproved", problem("KVL390", self.where, text))]
         ranks = [moves.rank for moves in self.group.ranks]
-        if ranks != list(range(self.parallels[1].stage_ranks)):
+        if len(ranks) != self.dst.parallel.stage_ranks or ranks != list(range(len(ranks))):
             text = "the destination ranks are not those of the side"
             return [Finding("refuted", problem("KVL306", self.where, text, got=str(ranks[:16])))]
+        found: list[Finding] = []
         for moves in self.group.ranks:
             found += self._rank_findings(moves, paired)
             if len(found) >= MAX_FINDINGS:
                 break
         return found
 
-    def _page_problems(self) -> Iterator[Problem]:
-        """T1 on both sides."""
-        for name, page, parallel in zip(
-            ("source", "destination"), (self.group.src, self.group.dst), self.parallels, strict=True
-        ):
-            for fault in page_faults(page, parallel.tp):
-                yield problem(fault.code, f"{self.where}, {name} page", f"'{fault.subject}': {fault.message}")
-            yield from _axis_problems(f"{self.where}, {name} page", page)
-
-    def _paired(self) -> tuple[list[str], list[Problem]]:
-        """The fields that must arrive, and whatever forbids that these two pages convert."""
-        paired: list[str] = []
-        problems: list[Problem] = []
-
-        def refuse(text: str) -> None:
-            problems.append(problem("KVL307", self.where, text))
-
-        ours, theirs = self.dst.leaves, self.src.leaves
-        for name in dict.fromkeys((*ours, *theirs)):
-            a, b = theirs.get(name), ours.get(name)
-            if a is None or b is None:
-                if (a or b).tag != "any":  # type: ignore[union-attr]
-                    refuse(f"field '{name}' is on one side only")
-                continue
-            if "any" in (a.tag, b.tag):
-                if a.nbytes == b.nbytes:
-                    paired.append(name)
-                continue
-            if (a.tag, a.nbytes) != (b.tag, b.nbytes):
-                refuse(f"field '{name}' has atoms of {a.nbytes} bytes of {a.tag} and of {b.nbytes} bytes of {b.tag}")
-            paired.append(name)
-        for name in paired:
-            if sorted(theirs[name].axes) != sorted(ours[name].axes):
-                refuse(f"field '{name}' lies along other axes on the two sides")
-                continue
-            for axis in ours[name].axes:
-                a_axis, b_axis = self.group.src.axes[axis], self.group.dst.axes[axis]
-                a_size, b_size = a_axis.size, b_axis.size
-                if a_axis.grows and b_axis.grows:
-                    a_size, b_size = a_size * (self.group.dst.block or 0), b_size * (self.group.src.block or 0)
-                if a_axis.grows != b_axis.grows or (a_size != b_size and not (a_axis.common and b_axis.common)):
-                    refuse(f"axis '{axis}' of field '{name}' has another size on the two sides")
-        self._template_problems(paired, refuse)
-        return paired, problems
-
-    def _template_problems(self, paired: list[str], refuse: Callable[[str], None]) -> None:
-        a, b = self.src.tokens, self.dst.tokens
-        blocks = self.group.src_blocks, self.group.dst_blocks
-        whole = [n for n in paired if not any(self.group.dst.axes[axis].grows for axis in self.dst.leaves[n].axes)]
-        if min(blocks) < 1:
-            refuse("a template has at least one block of each side")
-        elif len(whole) == len(paired) or a is None or b is None:
-            if blocks != (1, 1):
-                refuse("pages without a growing axis move one block at a time")
-        elif a * blocks[0] != b * blocks[1]:
-            refuse(f"{blocks[0]} blocks of {a} tokens are not {blocks[1]} blocks of {b} tokens")
-        elif whole and a != b:
-            refuse(f"field '{whole[0]}' does not grow with the tokens, so blocks of {a} and {b} tokens do not convert")
-
     def _rank_findings(self, moves: RankMoves, paired: list[str]) -> list[Finding]:
         """T4 for each piece of a destination rank, then T2 for each of its fields."""
         found: list[Finding] = []
+        idle: list[Finding] = []
         boxes: dict[str, list[tuple[Address, Piece, Box]]] = {name: [] for name in paired}
         for piece in moves.pieces:
             self.pieces += 1
+            if piece.nbytes < 1 or any(count < 2 for count, _, _ in piece.loops):
+                text = "a run of no bytes, or a loop that does not go round, is in no canonical nest"
+                idle.append(Finding("unproved", problem("KVL390", f"{self.where}, rank {moves.rank}", text)))
             outcome = self._piece(moves.rank, piece, paired)
             if isinstance(outcome, Fault):
                 found.append(self._fault(moves.rank, piece, outcome))
@@ -182,16 +132,16 @@ class GroupChecker:
             for name in piece.fields:
                 boxes[name] += ((address, piece, box) for box in outcome)
         if found:
-            return found
+            return found + idle
         for name in paired:
             self.fields += 1
             finding = self._coverage(moves.rank, name, boxes[name])
             if finding is not None:
                 found.append(finding)
-        return found
+        return found + idle
 
     def _piece(self, rank: int, piece: Piece, paired: list[str]) -> list[Box] | Fault:
-        if not 0 <= piece.src_rank < self.parallels[0].stage_ranks:
+        if not 0 <= piece.src_rank < self.src.parallel.stage_ranks:
             return Fault("source", piece.dst_offset, f"there is no source rank {piece.src_rank}")
         if not 0 <= piece.src_block < self.group.src_blocks:
             return Fault("source", piece.dst_offset, f"there is no source block {piece.src_block} in the template")
@@ -243,20 +193,6 @@ class GroupChecker:
             return Finding("unproved", problem(_CODES[fault.kind], where, fault.message))
         witness = Witness(fault.kind, self.group.name, rank, piece.dst_block, fault.offset)
         return Finding("refuted", problem(_CODES[fault.kind], where, fault.message, witness=str(witness)), witness)
-
-
-def _axis_problems(where: str, page: Page) -> Iterator[Problem]:
-    for name, axis in page.axes.items():
-        if axis.size < 1 or axis.granule < 1:
-            yield problem("KVL124", where, f"axis '{name}' has {axis.size} units and a granule of {axis.granule}")
-        if (axis.grows or axis.shard == "cp") and page.block is None:
-            yield problem("KVL126", where, f"axis '{name}' counts tokens, but the page has no block")
-        if axis.shard == "cp" and not axis.grows:
-            yield problem("KVL126", where, f"axis '{name}' is dealt out to cp ranks but does not grow")
-        if axis.common and axis.shard is not None:
-            yield problem("KVL126", where, f"axis '{name}' is common and sharded")
-    if page.block is not None and page.block < 1:
-        yield problem("KVL126", where, f"a block of {page.block} tokens")
 
 
 def _where(piece: Piece) -> tuple[object, ...]:

@@ -21,6 +21,9 @@ __all__ = ["Uncovered", "first_uncovered"]
 MAX_POINTS = 20_000
 """Boxes that odd steps may fall into before the checker gives up, saying so."""
 
+MAX_CORNERS = 4_000_000
+"""Corners that are summed before the checker gives up; only a forged plan cuts so many digits at once."""
+
 
 class Uncovered(Exception):
     """Coverage cannot be decided; the message says why."""
@@ -48,13 +51,14 @@ def first_uncovered(
     pieces: list[CornerBox] = []
     for box in simple:
         per_digit = [_pieces_of_digit(box, digit, scale) for digit, scale in enumerate(scales)]
-        pieces += (tuple(i for part in parts for i in part) for parts in product(*per_digit))
-        if len(pieces) > MAX_POINTS:
-            raise Uncovered(f"the pieces fall into more than {MAX_POINTS} boxes")
+        pieces += _crossed(per_digit, len(pieces))
     wanted: list[CornerBox] = []
     for region in owned:
         parts = [interval_boxes(lo, hi, _radices(scale)) for (lo, hi), scale in zip(region, scales, strict=True)]
-        wanted += (tuple(i for part in each for i in part) for each in product(*parts))
+        wanted += _crossed(parts, len(wanted))
+    live = sum(1 for intervals in zip(*pieces, *wanted, strict=True) if len(set(intervals)) > 1)
+    if (len(pieces) + len(wanted)) << live > MAX_CORNERS:
+        raise Uncovered(f"{len(pieces)} boxes are cut along {live} digits at once")
     found = residual(pieces, wanted)
     if found is None:
         return None
@@ -62,16 +66,25 @@ def first_uncovered(
     return tuple(sum(next(cell) * weight for weight in scale) for scale in scales), excess
 
 
+def _crossed(per_digit: Sequence[Sequence[tuple[Interval, ...]]], before: int) -> list[CornerBox]:
+    """Every choice of one part per digit, as a box; `before` boxes are there already."""
+    if before + prod(len(parts) for parts in per_digit) > MAX_POINTS:
+        raise Uncovered(f"the pieces fall into more than {MAX_POINTS} boxes")
+    return [tuple(interval for part in parts for interval in part) for parts in product(*per_digit)]
+
+
 def _along_digits(box: Box) -> list[Box]:
     """Unroll loops that step several digits at once: their trace is no box."""
-    for index, (count, step) in enumerate(box.loops):
-        if sum(1 for multiple in step if multiple) > 1:
-            if count > MAX_POINTS:
-                raise Uncovered(f"a step across several digits is taken {count} times")
-            rest = box.loops[:index] + box.loops[index + 1 :]
-            starts = (tuple(v + i * m for v, m in zip(box.start, step, strict=True)) for i in range(count))
-            return [simple for start in starts for simple in _along_digits(Box(start, rest))]
-    return [box]
+    odd = [loop for loop in box.loops if sum(1 for multiple in loop[1] if multiple) > 1]
+    if not odd:
+        return [box]
+    if prod(count for count, _ in odd) > MAX_POINTS:
+        raise Uncovered(f"steps across several digits are taken more than {MAX_POINTS} times")
+    rest = tuple(loop for loop in box.loops if loop not in odd)
+    starts = [box.start]
+    for count, step in odd:
+        starts = [tuple(v + i * m for v, m in zip(at, step, strict=True)) for at in starts for i in range(count)]
+    return [Box(start, rest) for start in starts]
 
 
 def _scale(multiples: Iterable[int]) -> list[int]:

@@ -62,16 +62,14 @@ def resolve(piece: Piece, src: Address, dst: Address, shift: Vector) -> list[Box
         starts = _same(src, src_at, dst, dst_at, piece, shift)
         if isinstance(starts, Fault):
             return starts
-        for count, ss, ds in loops:
+        for count, _, ds in loops:
             if ds == 0:
                 return Fault("twice", dst_at, f"a loop of {count} writes the same byte each time")
-            if ss < 0:
-                # Backward reading is no canonical nest; only show it wrong where it is.
-                found = _same(src, src_at + ss, dst, dst_at + ds, piece, shift)
-                if isinstance(found, Fault):
-                    return found
-                return Fault("unproved", None, "the source is read backwards, which no canonical nest does")
-        cut = _first_carry(src, starts[0], dst, starts[1], loops)
+        backward = next((index for index, (_, ss, _) in enumerate(loops) if ss < 0), None)
+        if backward is None:
+            cut = _first_carry(src, starts[0], dst, starts[1], loops)
+        else:  # no canonical nest reads backward: step by step, so that what is wrong is shown
+            cut = backward, 1, False
         if cut is None:
             fault = _unequal_step(src, dst, src_at, dst_at, loops)
             if fault is not None:
@@ -109,30 +107,31 @@ def _same(
 
 def _first_carry(
     src: Address, src_start: Vector, dst: Address, dst_start: Vector, loops: tuple[_Loop, ...]
-) -> tuple[int, int] | None:
-    """The first loop that would make a digit carry, and how many of its steps are safe (at least 1)."""
-    src_room = [count - 1 - value for count, value in zip(src.counts, src_start, strict=True)]
-    dst_room = [count - 1 - value for count, value in zip(dst.counts, dst_start, strict=True)]
+) -> tuple[int, int, bool] | None:
+    """The first loop that would make a digit carry, how many of its steps are safe (at least 1), and whether these are
+    one whole round of the digit that carries, so that the next round begins where this one did."""
+    counts = (*src.counts, *dst.counts)
+    room = [count - 1 - value for count, value in zip(counts, (*src_start, *dst_start), strict=True)]
     for index, (count, ss, ds) in enumerate(loops):
-        src_step, dst_step = src.step(ss), dst.step(ds)
-        safe = count
-        for room, step in (*zip(src_room, src_step, strict=True), *zip(dst_room, dst_step, strict=True)):
-            if step and room < step * (count - 1):
-                safe = min(safe, room // step + 1)
+        steps = (*src.step(ss), *dst.step(ds))
+        safe, whole = count, False
+        for left, step, size in zip(room, steps, counts, strict=True):
+            if step and left < step * (count - 1) and left // step + 1 <= safe:
+                safe = left // step + 1
+                whole = safe * step == size
         if safe < count:
-            return index, safe
-        src_room = [room - step * (count - 1) for room, step in zip(src_room, src_step, strict=True)]
-        dst_room = [room - step * (count - 1) for room, step in zip(dst_room, dst_step, strict=True)]
+            return index, safe, whole
+        room = [left - step * (count - 1) for left, step in zip(room, steps, strict=True)]
     return None
 
 
 def _split(
-    src_at: int, dst_at: int, loops: tuple[_Loop, ...], index: int, safe: int
+    src_at: int, dst_at: int, loops: tuple[_Loop, ...], index: int, safe: int, whole: bool
 ) -> list[tuple[int, int, tuple[_Loop, ...]]]:
     """The same moves with the loop cut after `safe` steps: whole rounds as a loop of loops, the rest apart."""
     count, ss, ds = loops[index]
     before, after = loops[:index], loops[index + 1 :]
-    rounds = count // safe if safe > 1 else 1
+    rounds = count // safe if whole and safe > 1 else 1
     done = rounds * safe
     inner = ((safe, ss, ds),) if safe > 1 else ()
     outer = ((rounds, safe * ss, safe * ds),) if rounds > 1 else ()

@@ -106,10 +106,6 @@ class SideView:
         units, rest = divmod(self.parallel.interleave * block_units, tokens)
         return 0 if rest else units
 
-    def nests(self) -> bool:
-        """Whether the interleave of context parallelism deals out whole digits; otherwise nothing can be said."""
-        return all(self.address((name,)) is not None for name in self.leaves)
-
     def address(self, fields: tuple[str, ...]) -> Address | None:
         """The address of fields that lie beside each other under equal digits; None when they do not."""
         if fields not in self._addresses:

@@ -82,7 +82,7 @@ class Side:
 
     @classmethod
     def of(cls, engine: Mapping[str, Any], rank: int) -> Side:
-        """Reads engine words, refusing any that this oracle does not model."""
+        """Reads engine words, refusing any that this oracle does not model; context-parallel ranks divide tp's."""
         words: dict[str, Any] = {
             "tp": 1, "dcp": 1, "pcp": 1, "interleave": 1, "block": 16, "order": "LBHNC", "conv": "DS", "spec_tokens": 0,
         }  # fmt: skip
@@ -94,6 +94,7 @@ class Side:
         side = cls(heads_outer=heads_outer, dim_outer=dim_outer, rank=rank, **words)
         if not 0 <= rank < side.tp * side.pcp:
             raise ValueError(f"rank {rank} of an engine with {side.tp * side.pcp} ranks")
+        need(side.tp % side.dcp == 0, f"dcp {side.dcp} does not divide tp {side.tp}")
         return side
 
     @property
@@ -155,7 +156,6 @@ def states(side: Side, tokens_per_state: int = 1) -> tuple[Axis, int]:
     slot, w = np.arange(side.block // tokens_per_state), side.cp_size
     if w == 1:
         return Axis("token", slot, 0), len(slot)
-    need(side.tp % side.dcp == 0, f"dcp {side.dcp} does not divide tp {side.tp}")
     need(side.block % side.interleave == 0, f"interleave {side.interleave} does not divide block {side.block}")
     need(side.interleave % tokens_per_state == 0, f"interleave {side.interleave} cuts a state of {tokens_per_state}")
     i = side.interleave // tokens_per_state

@@ -247,6 +247,7 @@ def test_conv_orientation_and_speculative_rows() -> None:
         ("indexer_fp8", {"head_dim": 128, "tokens_per_state": 4}, {"tp": 2, "dcp": 2, "interleave": 2}),
         ("dsv4_fp8", {"tokens_per_state": 128}, {"block": 64}),
         ("mamba1", FALCON_MAMBA, {"tp": 3}),
+        ("mamba1", FALCON_MAMBA, {"tp": 4, "dcp": 3}),
         ("mamba2", ZAMBA2, {"tp": 4}),
         ("mamba2", ZAMBA2, {"tp": 8}),
         ("mamba2", GRANITE | {"num_heads": 24}, {"tp": 16}),

@@ -1,43 +1,18 @@
-"""The registry of rule codes: one line of title and one sentence of help each.
-
-A code never changes its meaning and is never used again. `kvlayout explain CODE` prints the rule; formats declare more
-rules in their `require` lists (`KVL2xx` in shipped formats, `X...` in a user's own).
-
-| range | speaks of |
-| --- | --- |
-| KVL0xx | files and YAML, before any meaning |
-| KVL1xx | specs: expressions, axes, page trees, models, engines |
-| KVL2xx | sides that no engine can load, and what a format requires |
-| KVL3xx | proofs: what the checker found wrong in a plan |
-| KVL4xx | artifacts: seals, digests, versions |
-| KVL5xx | pairs: two sides that exist but cannot be converted |
-| KVL9xx | the command line, and faults of ours |
-"""
+"""KVL0xx: files, YAML and the shape of what they hold, before any meaning."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from kvlayout.rules.rule import Rule
 
-__all__ = ["RULES", "Rule"]
+__all__ = ["TABLE"]
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """`title` names what is wrong; `help` says what to change; `why` tells what would happen otherwise."""
-
-    code: str
-    title: str
-    help: str
-    why: str
-
-
-_TABLE: tuple[Rule, ...] = (
-    # -- reading ------------------------------------------------------------------------------------------------
+TABLE: tuple[Rule, ...] = (
     Rule(
         "KVL001",
         "the file cannot be read",
-        "Give the path of an existing, readable UTF-8 file.",
-        "Nothing is assumed about a spec that was not read.",
+        "Give the path of an existing, readable file; specs are UTF-8 text.",
+        "Nothing is assumed about a file that was not read. Only regular files are read, so that no pipe or device "
+        "can block a run or feed it without end.",
     ),
     Rule(
         "KVL002",
@@ -87,6 +62,36 @@ _TABLE: tuple[Rule, ...] = (
         "Give a smaller number, or quote it if it is a text.",
         "No size, count or offset needs so many digits, and longer ones cost time to read.",
     ),
+    Rule(
+        "KVL010",
+        "a key is missing",
+        "Add the key.",
+        "A spec says everything that a page depends on; a guessed value would describe another page.",
+    ),
+    Rule(
+        "KVL011",
+        "an unknown key",
+        "Correct the key, or start it with 'x-' if it is a note of your own.",
+        "A misspelled key that is ignored leaves its default in force, and the page becomes another one than was "
+        "written.",
+    ),
+    Rule(
+        "KVL012",
+        "a value of the wrong kind or out of its bounds",
+        "Give a value of the kind that is expected; quote a text that looks like a number, true, false or null.",
+        "Values are never converted, so that two readers of a file cannot disagree about what it says.",
+    ),
+    Rule(
+        "KVL013",
+        "no kind of node of a page",
+        "Write a mapping with exactly one of the keys that tell its kind: field, array, struct, choose, pad or opaque; "
+        "or a list of nodes.",
+        "Each kind of node is told by the one key that only it has.",
+    ),
+    Rule(
+        "KVL014",
+        "a file that says neither format, model nor engine",
+        "Give the file one of the keys format, model and engine.",
+        "What a file is decides what is checked; a file that was taken for something else would pass for checked.",
+    ),
 )
-
-RULES: dict[str, Rule] = {rule.code: rule for rule in _TABLE}

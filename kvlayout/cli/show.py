@@ -1,0 +1,65 @@
+"""`kvlayout show`: a rank's page as text, of each group of a model or each example of a format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kvlayout.cli.output import print_problems
+
+if TYPE_CHECKING:
+    from kvlayout.spec.engine import Engine
+    from kvlayout.spec.model import Spec
+
+__all__ = ["show_command"]
+
+
+@click.command("show")
+@click.argument("spec", type=click.Path())
+@click.option("--engine", default="tp=1", show_default=True, metavar="ENGINE", help="The engine whose pages to show.")
+@click.option("--group", metavar="NAME", help="Show only this group.")
+def show_command(spec: str, engine: str, group: str | None) -> int:
+    """Show a rank's pages: fields, offsets, who holds what, padding.
+
+    SPEC is a model spec, of which each group is shown, or a format, of which each example is.
+    """
+    from kvlayout.cli.sweep import kind_of
+    from kvlayout.errors import PlanRefused
+    from kvlayout.spec.engine import Engine
+    from kvlayout.spec.formats import load_format
+    from kvlayout.spec.model import load_spec, spec_of_format
+
+    side, path = Engine.read(engine), Path(spec)
+    if kind_of(path) == "format":
+        fmt = load_format(path)
+        examples = enumerate(fmt.file.examples)
+        models = [spec_of_format(fmt, example, fmt.where("examples", index)) for index, example in examples]
+    else:
+        models = [load_spec(path)]
+    code = 0
+    for model in models:
+        try:
+            _show(model, side, group)
+        except PlanRefused as error:
+            print_problems(error.problems)
+            code = 1
+    return code
+
+
+def _show(model: Spec, side: Engine, group: str | None) -> None:
+    from kvlayout.spec.model import parallel_of
+    from kvlayout.view import page_text
+
+    model.check_engine(side)
+    shown = model.groups if group is None else (model.group(group),)
+    parallel = parallel_of(model, side)
+    pages = [(each, model.page(each, side)) for each in shown]
+    params = ""
+    if model.path is None:
+        params = " with " + ", ".join(f"{name}={value}" for name, value in model.groups[0].params.items())
+    click.echo(f"{model.name}{params} on {side}")
+    for each, page in pages:
+        layers = "1 layer" if len(each.layers) == 1 else f"{len(each.layers)} layers"
+        click.echo(f"\n{page_text(each.name, page, parallel)}\n  in {layers}\n")

@@ -1,0 +1,203 @@
+"""Proving specs over many pairs of engines, and artifacts: the work behind `kvlayout verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvlayout.api import check, plan_pair
+from kvlayout.cli.report import ArtifactResult, Report
+from kvlayout.data import specs_dir
+from kvlayout.errors import KvLayoutError, PlanRefused, Problem, SpecError, problem
+from kvlayout.ir import digest
+from kvlayout.plan.planner import Planner
+from kvlayout.spec.engine import Engine
+from kvlayout.spec.formats import load_format
+from kvlayout.spec.model import Spec, load_spec, parallel_of, spec_of_format
+from kvlayout.spec.source import read_source
+from kvlayout.verify.check import Checker
+
+__all__ = ["Job", "Sweep", "files_of", "kind_of"]
+
+DEFAULT_TP = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Engine pairs of one spec. `spec` is made when the job runs, so that a bad file stops only itself."""
+
+    path: Path
+    spec: Spec
+    sources: tuple[Engine, ...]
+    destinations: tuple[Engine, ...]
+
+    @property
+    def pairs(self) -> int:
+        """How many ordered pairs there are."""
+        return len(self.sources) * len(self.destinations)
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Collects a report. `sources`, `destinations`: engines asked for; empty means the defaults. `tp`: their sizes."""
+
+    sources: tuple[Engine, ...] = ()
+    destinations: tuple[Engine, ...] = ()
+    tp: tuple[int, ...] = ()
+    report: Report = field(default_factory=Report)
+    skipped: list[Problem] = field(default_factory=list)
+    unreadable: bool = False
+    findings: bool = False
+    _digests: set[str] = field(default_factory=set)
+
+    def jobs(self, files: Sequence[Path]) -> list[Job]:
+        """The jobs of spec files; artifacts are checked on the way, unreadable files are reported."""
+        jobs: list[Job] = []
+        for path in files:
+            try:
+                jobs += self._jobs_of(path)
+            except KvLayoutError as error:
+                self.unreadable = True
+                self.report.add(error.problems)
+        return jobs
+
+    def run(self, job: Job, advance: Callable[[], None]) -> None:
+        """Prove every pair of a job."""
+        planner, checker = Planner(), Checker()
+        loads = {}
+        for engine in {*job.sources, *job.destinations}:
+            try:
+                loads[engine] = self._loads(job.spec, engine)
+            except SpecError as error:
+                self.unreadable = True
+                self.report.add(error.problems)
+                return
+        if not any(reason is None for reason in loads.values()):
+            self._find(next(reason for reason in loads.values() if reason is not None).problems)
+        for engine, reason in loads.items():
+            if reason is not None and job.spec.tp is not None and engine.tp in job.spec.tp and not self._asked:
+                self._find(reason.problems)
+        for src in job.sources:
+            for dst in job.destinations:
+                self.report.pairs += 1
+                missing = loads[src] or loads[dst]
+                if missing is not None:
+                    self.report.unloadable += 1
+                    self.skipped += missing.problems
+                else:
+                    self._pair(job.spec, src, dst, planner, checker)
+                advance()
+
+    @property
+    def _asked(self) -> bool:
+        return bool(self.sources or self.destinations)
+
+    def _loads(self, spec: Spec, engine: Engine) -> PlanRefused | None:
+        spec.check_engine(engine)
+        try:
+            parallel_of(spec, engine)
+            for group in spec.groups:
+                spec.page(group, engine)
+        except PlanRefused as error:
+            return error
+        return None
+
+    def _pair(self, spec: Spec, src: Engine, dst: Engine, planner: Planner, checker: Checker) -> None:
+        try:
+            plan = plan_pair(spec, src, dst, planner=planner)
+        except PlanRefused as error:
+            if error.unloadable:
+                self.report.unloadable += 1
+            else:
+                self.report.refused += 1
+            self.skipped += error.problems
+            return
+        found = digest(plan)
+        verdict = checker.check(plan, f"{spec.name}: plan {src} -> {dst}", found)
+        self._digests.add(found)
+        self.report.plans = len(self._digests)
+        setattr(self.report, verdict.status, getattr(self.report, verdict.status) + 1)
+        if not verdict.proved:
+            self._find(verdict.problems)
+
+    def _find(self, problems: tuple[Problem, ...]) -> None:
+        self.findings = True
+        self.report.add(problems)
+
+    def _jobs_of(self, path: Path) -> Iterator[Job]:
+        if path.suffix == ".json":
+            self._artifact(path)
+            return
+        kind = kind_of(path)
+        self.report.specs += 1
+        if kind == "model":
+            yield self._job(path, load_spec(path))
+        elif kind == "format":
+            loaded = load_format(path)
+            if not loaded.file.examples:
+                where = loaded.where()
+                raise SpecError(
+                    problem("KVL129", where, f"format '{loaded.name}' has no examples, so nothing to prove")
+                )
+            for index, example in enumerate(loaded.file.examples):
+                yield self._job(path, spec_of_format(loaded, example, loaded.where("examples", index)))
+        else:
+            Engine.load(path)
+
+    def _job(self, path: Path, spec: Spec) -> Job:
+        sources = self.sources or self._default_engines(spec)
+        destinations = self.destinations or self._default_engines(spec)
+        return Job(path, spec, sources, destinations)
+
+    def _default_engines(self, spec: Spec) -> tuple[Engine, ...]:
+        engines: list[Engine] = []
+        for tp in self.tp or spec.tp or DEFAULT_TP:
+            heads, tokens = Engine(tp=tp, order="LBHNC"), Engine(tp=tp, order="LBNHC")
+            engines.append(heads)
+            try:
+                if any(spec.page(group, heads) is not spec.page(group, tokens) for group in spec.groups):
+                    engines.append(tokens)
+            except KvLayoutError:
+                pass  # the size does not load, in either order; running the job says why
+        return tuple(engines)
+
+    def _artifact(self, path: Path) -> None:
+        verdict = check(path)
+        self.report.artifacts.append(ArtifactResult(str(path), verdict.status, verdict.digest))
+        if not verdict.proved:
+            self._find(verdict.problems)
+
+
+def files_of(paths: Sequence[str]) -> list[Path]:
+    """The files that paths mean: files as they are, folders with every spec and artifact below them.
+
+    Without a path, the shipped formats and models.
+    """
+    if not paths:
+        return [path for folder in ("formats", "models") for path in sorted((specs_dir() / folder).glob("*.yaml"))]
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = [each for end in ("*.yaml", "*.yml", "*.json") for each in path.rglob(end)]
+            files += sorted(each for each in inside if each.name not in ("index.json", "kv_dtypes.yaml"))
+        else:
+            files.append(path)
+    return files
+
+
+def kind_of(path: Path) -> str:
+    """`format`, `model` or `engine`, by the key that only such a file has. Raises SpecError."""
+    source = read_source(path)
+    kinds = [kind for kind in ("format", "model", "engine") if kind in source.data]
+    if len(kinds) != 1:
+        raise SpecError(
+            problem(
+                "KVL014",
+                source.where(()),
+                "what kind of file this is cannot be told",
+                expected="one of the keys format, model, engine",
+                got=", ".join(kinds) or None,
+            )
+        )
+    return kinds[0]

@@ -1,0 +1,106 @@
+"""`kvlayout verify`: prove specs between engines, and check artifacts."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from kvlayout.cli.output import FORMAT_OPTION, print_json, print_problems
+
+if TYPE_CHECKING:
+    from kvlayout.cli.sweep import Sweep
+
+__all__ = ["verify_command"]
+
+
+@click.command("verify")
+@click.argument("paths", nargs=-1, type=click.Path())
+@click.option("--src", "sources", multiple=True, metavar="ENGINE", help="Source engine; repeatable.")
+@click.option("--dst", "destinations", multiple=True, metavar="ENGINE", help="Destination engine; repeatable.")
+@click.option("--tp", "sizes", metavar="1,2,16", help="Tensor-parallel sizes of the default engines.")
+@click.option("-q", "--quiet", is_flag=True, help="Print findings only.")
+@click.option("-v", "--verbose", is_flag=True, help="List unloadable and refused pairs too.")
+@FORMAT_OPTION
+def verify_command(
+    paths: tuple[str, ...],
+    sources: tuple[str, ...],
+    destinations: tuple[str, ...],
+    sizes: str | None,
+    quiet: bool,
+    verbose: bool,
+    output: str,
+) -> int:
+    """Prove model specs and formats between engines, and check plan artifacts.
+
+    PATHS are model specs, formats (their examples), artifacts, or folders of them; without one, the shipped specs.
+    Engines are `key=value,...` or YAML files; where none is given, each tp of the spec in both orders is one.
+    """
+    from kvlayout.cli.sweep import Sweep, files_of
+    from kvlayout.spec.engine import Engine
+
+    started = time.monotonic()
+    sweep = Sweep(
+        tuple(Engine.read(each) for each in sources), tuple(Engine.read(each) for each in destinations), _sizes(sizes)
+    )
+    files = files_of(paths)
+    if not files:
+        raise click.UsageError("there is nothing to verify in " + ", ".join(paths))
+    jobs = sweep.jobs(files)
+    with _progress(sum(job.pairs for job in jobs), hidden=quiet or output == "json") as advance:
+        for job in jobs:
+            sweep.run(job, advance)
+    if output == "json":
+        print_json(sweep.report.as_json())
+    else:
+        _print_text(sweep, quiet, verbose, time.monotonic() - started)
+    return 2 if sweep.unreadable else 1 if sweep.findings else 0
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and 1 <= int(part[:6]) <= 4096 and len(part) <= 4 for part in parts):
+        raise click.BadParameter("give sizes from 1 to 4096, as 1,2,16", param_hint="--tp")
+    return tuple(dict.fromkeys(int(part) for part in parts))
+
+
+@contextmanager
+def _progress(total: int, *, hidden: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar on a terminal when there is enough to wait for; else nothing."""
+    if hidden or total < 200 or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("proving", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _print_text(sweep: Sweep, quiet: bool, verbose: bool, seconds: float) -> None:
+    from kvlayout.errors import Problem
+
+    report = sweep.report
+    print_problems(
+        [Problem(**{name: getattr(each, name) for name in each.__struct_fields__}) for each in report.problems]
+    )
+    if verbose:
+        for skipped in dict.fromkeys(sweep.skipped):
+            click.echo(f"not proved, by its nature: {skipped}")
+    if quiet:
+        return
+    for artifact in report.artifacts:
+        click.echo(f"{artifact.path}: {artifact.verdict} {artifact.digest}")
+    if report.specs:
+        counts = ", ".join(
+            f"{getattr(report, name)} {name}" for name in ("proved", "refuted", "unproved", "refused", "unloadable")
+        )
+        click.echo(f"{report.specs} specs, {report.pairs} engine pairs, {report.plans} different plans: {counts}")
+        click.echo(f"in {seconds:.1f} s")

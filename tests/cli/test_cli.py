@@ -1,0 +1,244 @@
+"""The command line as scripts see it: output shapes and exit codes of the contract."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from kvlayout.cli import main
+from kvlayout.cli.schema import schema_of
+from kvlayout.data import specs_dir
+
+NEXT = str(specs_dir() / "models" / "qwen3-next-80b-a3b.yaml")
+QWEN = str(specs_dir() / "models" / "qwen3-0.6b.yaml")
+
+PROBLEM_KEYS = {"code", "severity", "where", "message", "expected", "got", "help", "witness"}
+
+
+class Run:
+    """One run of the command line inside this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        code = main(list(arguments))
+        out, err = self._capsys.readouterr()
+        return code, out, err
+
+    def json(self, *arguments: str) -> tuple[int, Any]:
+        code, out, _ = self(*arguments, "--format", "json")
+        return code, json.loads(out)
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.yaml"
+    path.write_text(
+        "kvlayout: 1\nmodel: tiny\nsource: made up\ngroups:\n"
+        "  attention: {format: gqa, layers: 2, params: {num_kv_heads: 6, head_size: 4, dtype: bfloat16}}\n"
+    )
+    return path
+
+
+class TestPlan:
+    def test_json_with_runs_has_the_shape_of_the_contract(self, run: Run) -> None:
+        code, plan = run.json("plan", NEXT, "--src", "tp=4", "--dst", "tp=2", "--runs")
+        assert code == 0
+        assert {"format_version", "verdict", "digest", "groups"} == set(plan)
+        assert (plan["format_version"], plan["verdict"]) == (1, "proved")
+        attention, state = plan["groups"]
+        assert attention == {
+            "name": "attention",
+            "src_blocks": 1,
+            "dst_blocks": 1,
+            "dst": [
+                {"rank": 0, "page_bytes": 16384, "payload_bytes": 16384, "runs": [[0, 0, 0, 0, 0, 16384]]},
+                {"rank": 1, "page_bytes": 16384, "payload_bytes": 16384, "runs": [[2, 0, 0, 0, 0, 16384]]},
+            ],
+        }
+        assert [rank["rank"] for rank in state["dst"]] == [0, 1]
+        runs = state["dst"][0]["runs"]
+        assert runs == sorted(runs, key=lambda run: (run[3], run[4]))
+
+    def test_layers_are_printed_where_stages_make_entries_differ(self, run: Run) -> None:
+        code, plan = run.json("plan", QWEN, "--src", "tp=1,pp=2", "--dst", "tp=2,stages=10+18", "--runs")
+        assert code == 0
+        entries = plan["groups"][0]["dst"]
+        shown = [(each["rank"], each["layers"][0], each["layers"][-1], each["runs"][0][0]) for each in entries]
+        # 28 layers: the source cuts at 14, the destination at 10; ranks count over the stages.
+        assert shown == [
+            (0, 0, 9, 0), (1, 0, 9, 0), (2, 10, 13, 0), (2, 14, 27, 1), (3, 10, 13, 0), (3, 14, 27, 1),
+        ]  # fmt: skip
+
+    def test_a_refusal_is_json_and_exit_1(self, run: Run) -> None:
+        code, answer = run.json("plan", NEXT, "--src", "tp=1", "--dst", "tp=3")
+        assert code == 1
+        assert answer["verdict"] == "refused"
+        assert {problem["code"] for problem in answer["problems"]} == {"KVL202"}
+        assert all(set(problem) == PROBLEM_KEYS and problem["help"] for problem in answer["problems"])
+
+    def test_out_writes_an_artifact_that_verify_proves(self, run: Run, tmp_path: Path) -> None:
+        out = tmp_path / "plan.json"
+        code, text, _ = run("plan", NEXT, "--src", "tp=4", "--dst", "tp=2,order=NHD", "--out", str(out))
+        assert code == 0
+        assert "group attention" in text
+        jsonschema.Draft202012Validator(schema_of("plan")).validate(json.loads(out.read_text()))
+        code, report = run.json("verify", str(out))
+        assert code == 0
+        assert [each["verdict"] for each in report["artifacts"]] == ["proved"]
+
+    def test_one_group_alone(self, run: Run) -> None:
+        code, plan = run.json("plan", NEXT, "--src", "tp=4", "--dst", "tp=2", "--group", "state")
+        assert code == 0
+        assert [group["name"] for group in plan["groups"]] == ["state"]
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("plan", NEXT, "--src", "tp=1"),
+            ("plan", NEXT, "--src", "tp=1", "--dst", "tp=x"),
+            ("plan", NEXT, "--src", "tp=1", "--dst", "order=LHBNC"),
+            ("plan", NEXT, "--src", "tp=1", "--dst", "nothing.block=3"),
+            ("plan", NEXT, "--src", "tp=1", "--dst", "tp=1", "--group", "nothing"),
+            ("plan", "no-such-file.yaml", "--src", "tp=1", "--dst", "tp=1"),
+            ("plan", NEXT, "--src", "no-such-engine.yaml", "--dst", "tp=1"),
+            ("show", NEXT, "--engine", "attention.colour=3"),
+            ("explain", "KVL999"),
+            ("schema", "nothing"),
+            ("nothing",),
+        ],
+    )
+    def test_wrong_usage_is_exit_2_without_a_traceback(self, run: Run, arguments: tuple[str, ...]) -> None:
+        code, _, err = run(*arguments)
+        assert code == 2
+        assert err
+        assert "Traceback" not in err
+
+
+class TestVerify:
+    def test_counts_add_up_and_fit_the_schema(self, run: Run) -> None:
+        code, report = run.json("verify", NEXT, QWEN)
+        assert code == 0
+        jsonschema.Draft202012Validator(schema_of("verify")).validate(report)
+        # Four sizes in two orders against each other, for either model.
+        assert (report["specs"], report["pairs"]) == (2, 128)
+        verdicts = ("proved", "refuted", "unproved", "refused", "unloadable")
+        assert report["pairs"] == sum(report[name] for name in verdicts) == report["proved"]
+        assert 0 < report["plans"] <= report["pairs"]
+
+    def test_a_spec_without_order_meets_each_size_once(self, run: Run) -> None:
+        _, report = run.json("verify", str(specs_dir() / "models" / "falcon-mamba-7b.yaml"))
+        assert report["pairs"] == 16
+
+    def test_sizes_that_do_not_load_are_counted_and_listed_with_v(self, run: Run, spec_file: Path) -> None:
+        code, report = run.json("verify", str(spec_file), "--tp", "1,2,4")
+        assert code == 0
+        # 6 heads on 4 ranks: that size does not load, in whichever order.
+        assert (report["pairs"], report["unloadable"], report["problems"]) == (25, 9, [])
+        code, out, _ = run("verify", str(spec_file), "--tp", "1,2,4", "-v")
+        assert code == 0
+        assert "KVL202" in out
+
+    def test_an_unloadable_size_that_the_spec_names_is_a_finding(self, run: Run, spec_file: Path) -> None:
+        spec_file.write_text(spec_file.read_text().replace("groups:", "tp: [1, 4]\ngroups:"))
+        code, report = run.json("verify", str(spec_file))
+        assert code == 1
+        assert {problem["code"] for problem in report["problems"]} == {"KVL202"}
+
+    def test_a_spec_that_loads_nowhere_is_a_finding(self, run: Run, spec_file: Path) -> None:
+        code, _ = run.json("verify", str(spec_file), "--src", "tp=4", "--dst", "tp=5")
+        assert code == 1
+
+    def test_one_side_alone_meets_the_default_engines(self, run: Run, spec_file: Path) -> None:
+        code, report = run.json("verify", str(spec_file), "--src", "tp=3", "--tp", "1,2")
+        assert code == 0
+        assert report["pairs"] == 4
+
+    def test_formats_are_proved_by_their_examples(self, run: Run) -> None:
+        code, report = run.json("verify", str(specs_dir() / "formats" / "nvfp4.yaml"))
+        assert code == 0
+        assert report["proved"] > 0
+
+    def test_a_bad_seal_is_a_finding(self, run: Run, tmp_path: Path) -> None:
+        out = tmp_path / "plan.json"
+        run("plan", QWEN, "--src", "tp=4", "--dst", "tp=2", "--out", str(out))
+        document = json.loads(out.read_text())
+        document["meta"]["spec"] = "another"
+        out.write_text(json.dumps(document))
+        code, report = run.json("verify", str(out))
+        assert code == 1
+        assert [problem["code"] for problem in report["problems"]] == ["KVL401"]
+
+    def test_a_bad_file_does_not_stop_the_others(self, run: Run, spec_file: Path, tmp_path: Path) -> None:
+        bad = tmp_path / "bad.yaml"
+        bad.write_text("kvlayout: 1\nmodel: x\n")
+        code, report = run.json("verify", str(bad), str(spec_file))
+        assert code == 2
+        assert report["proved"] > 0
+        assert report["problems"]
+
+    def test_nothing_to_do_is_exit_2(self, run: Run, tmp_path: Path) -> None:
+        code, _, err = run("verify", str(tmp_path))
+        assert code == 2
+        assert "nothing to verify" in err
+
+    def test_quiet_prints_nothing_when_all_is_well(self, run: Run) -> None:
+        assert run("verify", QWEN, "--quiet") == (0, "", "")
+
+
+def test_compile_writes_artifacts_and_an_index(run: Run, tmp_path: Path) -> None:
+    code, _, _ = run("compile", QWEN, NEXT, "--src", "tp=4", "--dst", "tp=2", "--dst", "tp=1", "--out", str(tmp_path))
+    assert code == 0
+    index = json.loads((tmp_path / "index.json").read_text())
+    assert index["format_version"] == 1
+    assert [(plan["src"], plan["dst"]) for plan in index["plans"]] == [("tp=4", "tp=2"), ("tp=4", "tp=1")] * 2
+    for plan in index["plans"]:
+        assert set(plan) == {"spec", "src", "dst", "digest", "file"}
+        assert json.loads((tmp_path / plan["file"]).read_text())["digest"] == plan["digest"]
+    code, report = run.json("verify", str(tmp_path))
+    assert code == 0
+    assert len(report["artifacts"]) == 4
+
+
+def test_show_names_fields_offsets_owners_and_padding(run: Run) -> None:
+    code, out, _ = run("show", QWEN, "--engine", "tp=2,page=40000")
+    assert code == 0
+    for part in ("page of 40000 bytes, 32768 payload, 7232 padding", "(pad)", "rank r holds [4r, 4r + 4)", "k ", "v "):
+        assert part in out
+
+
+def test_explain_prints_a_rule(run: Run) -> None:
+    for code in ("KVL301", "kvl202", "KVL210"):
+        result, out, _ = run("explain", code)
+        assert result == 0
+        assert code.upper() in out
+
+
+def test_a_closed_pipe_is_no_fault(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m kvlayout plan {QWEN} --src tp=1 --dst tp=2,order=NHD --runs | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("plan tp=1")
+    assert "Traceback" not in done.stderr
+    assert "fault" not in done.stderr
+
+
+def test_a_fault_of_ours_is_exit_101(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("seeded")
+
+    monkeypatch.setattr("kvlayout.api.plan_pair", broken)
+    code, _, err = run("plan", QWEN, "--src", "tp=1", "--dst", "tp=1")
+    assert code == 101
+    assert "fault of kvlayout" in err

@@ -1,0 +1,1 @@
+"""Conformance: plans against facts that were not made by the compiler."""

@@ -1,0 +1,125 @@
+"""What the conformance tests share: plans of one format, and their bytes held against the positions oracle.
+
+A page is filled with ids (`oracles.positions`), a plan's runs are replayed over the source pages, and every byte of a
+destination page must then hold the id that the oracle says. Nothing here asks the compiler what is right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from oracles.parts import Ints
+from oracles.positions import block_counts, expected_page, name_id, page_bytes, positions, replay, source_page
+
+import kvlayout
+from kvlayout.plan.transfer import TransferPlan
+from kvlayout.spec.formats import find_format
+from kvlayout.spec.model import Spec, spec_of_format
+
+__all__ = ["DATA", "Pair", "SourcePages", "assert_rank", "assert_right", "plan", "records", "some", "spec_of"]
+
+DATA = Path(__file__).parent / "data"
+
+Words = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two sides of one format. `dst_params` are the destination's parameters where they differ from `params`."""
+
+    format: str
+    params: Words
+    src: Words
+    dst: Words
+    dst_params: Words | None = None
+
+    @property
+    def back(self) -> Pair:
+        """The way back."""
+        return Pair(self.format, self.dst_params or self.params, self.dst, self.src, self.params)
+
+    @property
+    def ranks(self) -> range:
+        """The destination's ranks."""
+        return range(self.dst.get("tp", 1) * self.dst.get("pcp", 1))
+
+    def expected(self, rank: int) -> Ints:
+        """What one destination rank must hold; the oracle's NotLoadable or NotConvertible where there is no answer."""
+        return expected_page(self.format, self.params, self.src, self.dst, rank, dst_params=self.dst_params)
+
+
+class SourcePages(dict[int, Ints]):
+    """The ids that each source rank holds, made when they are asked for."""
+
+    def __init__(self, format: str, params: Words, engine: Words, blocks: int) -> None:
+        super().__init__()
+        self.args = format, params, engine, blocks
+
+    def __missing__(self, rank: int) -> Ints:
+        format, params, engine, blocks = self.args
+        page = self[rank] = source_page(format, params, engine, rank, blocks=blocks)
+        return page
+
+
+def spec_of(format: str, params: Words) -> Spec:
+    """A one-layer spec with the group `cache`; one object for equal questions."""
+    return _spec(format, json.dumps(params, sort_keys=True))
+
+
+@lru_cache(maxsize=256)
+def _spec(format: str, params: str) -> Spec:
+    return spec_of_format(find_format(format, None, "test"), json.loads(params), "test")
+
+
+def plan(pair: Pair) -> TransferPlan:
+    """The proved plan of the pair, or the compiler's refusal."""
+    src, dst = kvlayout.Engine(**pair.src), kvlayout.Engine(**pair.dst)
+    other = None if pair.dst_params is None else spec_of(pair.format, pair.dst_params)
+    return kvlayout.slice_for_tp_transfer(spec_of(pair.format, pair.params), src, dst, other)
+
+
+def assert_rank(pair: Pair, found: TransferPlan, rank: int, sources: Mapping[int, Ints]) -> None:
+    """The plan's runs give one destination rank the bytes, the payload and the page that the oracle says."""
+    expected = pair.expected(rank)
+    runs = found.runs("cache", rank)
+    held = replay(runs, sources, expected.shape)
+    wrong = np.argwhere(held != expected)
+    if len(wrong):
+        block, offset = wrong[0].tolist()
+        fields = positions(pair.format, pair.dst_params or pair.params, pair.dst, rank)
+        there, wanted = (name_id(ids[block, offset], fields) for ids in (held, expected))
+        raise AssertionError(f"{pair}, rank {rank}, block {block}, byte {offset}: {there}, expected {wanted}")
+    assert runs[:, 5].sum() == (expected != -1).sum()
+
+
+def assert_right(pair: Pair, ranks: Iterable[int] | None = None, *, found: TransferPlan | None = None) -> TransferPlan:
+    """The whole plan of a pair is right: template, page sizes, and the bytes of the given ranks (all by default)."""
+    found = plan(pair) if found is None else found
+    group = found.group("cache")
+    counts = block_counts(pair.format, pair.params, pair.src, pair.dst, dst_params=pair.dst_params)
+    assert (group.src_blocks, group.dst_blocks) == counts
+    size = page_bytes(pair.format, pair.dst_params or pair.params, pair.dst)
+    entries = {entry.rank: entry for entry in found.entries("cache")}
+    assert list(entries) == list(pair.ranks)
+    sources = SourcePages(pair.format, pair.params, pair.src, counts[0])
+    for rank in pair.ranks if ranks is None else ranks:
+        assert entries[rank].page_bytes == size
+        assert_rank(pair, found, rank, sources)
+        assert entries[rank].payload_bytes == entries[rank].runs()[:, 5].sum()
+    return found
+
+
+def some(ranks: range, most: int) -> list[int]:
+    """At most about `most` of the ranks: the first, the last and those between at equal steps."""
+    return sorted({*ranks[:: -(-len(ranks) // most)], ranks[-1]})
+
+
+def records(name: str) -> list[dict[str, Any]]:
+    """The records of a data file, one JSON object a line."""
+    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines() if line]

@@ -1,0 +1,201 @@
+"""Every shipped format: the names and defaults that others script against, its pages, and its examples."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from oracles.positions import FORMATS, NotLoadable, page_bytes
+
+import kvlayout
+from kvlayout.data import specs_dir
+from kvlayout.ir import leaves, span
+from kvlayout.spec.formats import Format, load_format, shipped_formats
+from kvlayout.spec.grammar import KvDtypesFile
+from kvlayout.spec.model import spec_of_format
+from kvlayout.spec.source import read_source
+from kvlayout.spec.validate import validated
+
+from .draws import STATES
+from .harness import Pair, assert_right, spec_of
+
+NEEDED = None
+
+CONTRACT: dict[str, tuple[dict[str, Any], str]] = {
+    "gqa": (
+        {
+            "num_kv_heads": NEEDED, "head_size": NEEDED, "head_size_v": "head_size", "dtype": NEEDED,
+            "kv_packing": "content",
+        },
+        "k v",
+    ),
+    **{
+        f"gqa_{x}_per_token_head": (
+            {"num_kv_heads": NEEDED, "head_size": NEEDED, "head_size_v": "head_size"}, "k_data k_scale v_data v_scale",
+        )
+        for x in ("int8", "fp8", "int4")
+    },
+    "nvfp4": (
+        {"num_kv_heads": NEEDED, "head_size": NEEDED, "scale_layout": "linear"}, "k_data k_scale v_data v_scale",
+    ),
+    "mla": ({"kv_lora_rank": NEEDED, "qk_rope_head_dim": NEEDED, "dtype": NEEDED}, "latent rope"),
+    "mla_fp8_ds": ({"kv_lora_rank": "512", "qk_rope_head_dim": "64"}, "latent latent_scale rope"),
+    "mla_nvfp4_ds": ({"kv_lora_rank": "512", "qk_rope_head_dim": "64"}, "latent latent_scale rope"),
+    "indexer_fp8": ({"head_dim": NEEDED, "tokens_per_state": "1"}, "key key_scale"),
+    "indexer_mxfp4": ({"head_dim": NEEDED, "tokens_per_state": "1"}, "key key_scale"),
+    "dsv4_fp8": ({"tokens_per_state": "1"}, "nope rope scale scale_pad"),
+    "mamba1": (
+        dict.fromkeys(("intermediate_size", "state_size", "conv_kernel", "conv_dtype", "ssm_dtype")), "conv_x temporal",
+    ),
+    "mamba2": (
+        dict.fromkeys(("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "conv_dtype", "ssm_dtype")),
+        "conv_x conv_b conv_c temporal",
+    ),
+    "gdn": (
+        dict.fromkeys(
+            ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel", "conv_dtype", "ssm_dtype")
+        ),
+        "conv_q conv_k conv_v temporal",
+    ),
+    "kda": (
+        dict.fromkeys(("num_heads", "head_dim", "conv_kernel", "conv_dtype", "ssm_dtype")),
+        "conv_q conv_k conv_v temporal",
+    ),
+    "short_conv": (dict.fromkeys(("conv_dim", "conv_kernel", "conv_dtype")), "conv_x"),
+    "linear": (dict.fromkeys(("num_heads", "head_dim", "dtype")), "temporal"),
+}  # fmt: skip
+"""Parameters with their defaults, and fields, of each format; a format may have more parameters, with defaults."""
+
+CONTEXT_PARALLEL = {name for name in CONTRACT if name not in STATES} - {"dsv4_fp8"}
+ENUMS = {("gqa", "kv_packing"): ("content", "planes"), ("nvfp4", "scale_layout"): ("linear", "sm100")}
+
+SHIPPED = {name: load_format(path) for name, path in shipped_formats().items()}
+EXAMPLES = [(name, dict(example)) for name, fmt in SHIPPED.items() for example in fmt.file.examples]
+
+
+def sides(format: str) -> list[dict[str, Any]]:
+    """Engines of a format: what its page may depend on, at sizes that most examples load."""
+    if format in STATES:
+        return [
+            {"tp": tp, "conv": conv, "spec_tokens": rows} for tp, conv, rows in product((1, 2, 8), ("DS", "SD"), (0, 2))
+        ]
+    return [
+        {"tp": tp, "order": order, "block": block}
+        for tp, order, block in product((1, 2, 3, 8), ("LBHNC", "LBNHC"), (16, 48))
+    ]
+
+
+def size_and_fields(format: str, params: dict[str, Any], side: dict[str, Any]) -> tuple[int, set[str]]:
+    spec = spec_of(format, params)
+    tree = spec.page(spec.group("cache"), kvlayout.Engine(**side)).tree
+    return span(tree), {leaf.field for leaf in leaves(tree)}
+
+
+def test_the_shipped_formats_are_those_of_the_contract() -> None:
+    assert set(SHIPPED) == set(CONTRACT) == set(FORMATS)
+    assert len(EXAMPLES) >= len(SHIPPED)
+
+
+@pytest.mark.parametrize("format", CONTRACT)
+def test_parameters_and_defaults(format: str) -> None:
+    declared = SHIPPED[format].file.params
+    defaults = {name: None if decl.default is None else decl.default.text for name, decl in declared.items()}
+    contract, _ = CONTRACT[format]
+    assert {name: default for name, default in defaults.items() if name in contract} == contract
+    assert all(default is not None for name, default in defaults.items() if name not in contract)
+    for name, decl in declared.items():
+        assert decl.enum == ENUMS.get((format, name))
+        assert (decl.type == "dtype") == name.endswith("dtype")
+
+
+@pytest.mark.parametrize("format", CONTRACT)
+def test_a_source_is_named_and_examples_are_given(format: str) -> None:
+    file = SHIPPED[format].file
+    assert file.source.strip() and file.examples
+    text = shipped_formats()[format].read_text(encoding="utf-8")
+    assert text.startswith("#"), "a format says in prose what its page is"
+
+
+@pytest.mark.parametrize("format", CONTRACT)
+def test_context_parallel_formats(format: str) -> None:
+    sharded = {axis.shard for axis in SHIPPED[format].file.axes.values()}
+    assert ("cp" in sharded) == (format in CONTEXT_PARALLEL)
+    assert any(axis.grows for axis in SHIPPED[format].file.axes.values()) == (format not in STATES)
+
+
+@pytest.mark.parametrize(("format", "params"), EXAMPLES, ids=lambda value: value if isinstance(value, str) else "")
+def test_examples_expand_to_the_oracles_pages(format: str, params: dict[str, Any]) -> None:
+    """Page bytes and fields at every size and orientation; an example loads on one rank at least."""
+    fields = set(CONTRACT[format][1].split())
+    loaded = set()
+    for side in sides(format):
+        try:
+            wanted = page_bytes(format, params, side)
+        except NotLoadable:
+            with pytest.raises(kvlayout.PlanRefused) as refused:
+                size_and_fields(format, params, side)
+            assert refused.value.unloadable
+            continue
+        assert size_and_fields(format, params, side) == (wanted, fields)
+        loaded.add(side["tp"])
+    assert loaded >= {1, 2}
+
+
+@pytest.mark.parametrize(("format", "params"), EXAMPLES, ids=lambda value: value if isinstance(value, str) else "")
+def test_examples_plan(format: str, params: dict[str, Any]) -> None:
+    """From one rank to two and back, oriented otherwise on the other side; big examples by their proof alone."""
+    word, value = ("conv", "SD") if format in STATES else ("order", "LBNHC")
+    pair = Pair(format, params, {"tp": 1}, {"tp": 2, word: value})
+    small = page_bytes(format, params, pair.src) <= 100_000
+    for each in (pair, pair.back):
+        found = assert_right(each, each.ranks if small else [])
+        assert kvlayout.check(found).proved
+
+
+KV_DTYPES = validated(KvDtypesFile, read_source(specs_dir() / "kv_dtypes.yaml")).kv_dtypes
+TOKEN_BYTES = {
+    "bfloat16": 512, "float16": 512, "fp8": 256, "fp8_e4m3": 256, "fp8_e5m2": 256, "int8_per_token_head": 264,
+    "fp8_per_token_head": 264, "int4_per_token_head": 136, "nvfp4": 144,
+}  # fmt: skip
+"""Bytes of one head of 128 of one token under vLLM's cache dtype words."""
+ROW_BYTES = {
+    "bfloat16": 1152, "float16": 1152, "fp8": 576, "fp8_e4m3": 576, "fp8_e5m2": 576, "fp8_ds_mla": 656,
+    "nvfp4_ds_mla": 352,
+}  # fmt: skip
+"""Bytes of one MLA row of 512 + 64."""
+
+
+@pytest.mark.parametrize(("format", "word"), [(name, word) for name, words in KV_DTYPES.items() for word in words])
+def test_kv_dtype_words(format: str, word: str) -> None:
+    """Each entry's target loads, and has the bytes that the word means whatever the model's own format was."""
+    fmt: Format = SHIPPED[format]
+    spec = spec_of_format(fmt, dict(fmt.file.examples[0]), "test")
+    engine = kvlayout.Engine(kv_dtype=word)
+    found = kvlayout.slice_for_tp_transfer(spec, engine, kvlayout.Engine(tp=2, kv_dtype=word))
+    size = span(spec.page(spec.group("cache"), engine).tree) // 16
+    if format.startswith("mla"):
+        meant = ROW_BYTES[word]
+        if format != "mla" and word in ("fp8", "fp8_e4m3"):
+            meant = ROW_BYTES["fp8_ds_mla"]  # sparse MLA knows no plain fp8
+        assert size == meant
+    elif format != "dsv4_fp8":
+        assert size == 8 * TOKEN_BYTES[word]
+    assert found.group("cache").dst_blocks == 1
+
+
+def test_words_that_a_format_does_not_know_are_refused() -> None:
+    assert set(KV_DTYPES) <= CONTEXT_PARALLEL | {"dsv4_fp8"}
+    for format, words in KV_DTYPES.items():
+        fmt = SHIPPED[format]
+        spec = spec_of_format(fmt, dict(fmt.file.examples[0]), "test")
+        for word in ({*TOKEN_BYTES, *ROW_BYTES} - set(words)) | {"no_such_word"}:
+            with pytest.raises(kvlayout.SpecError, match="KVL156"):
+                spec.page(spec.group("cache"), kvlayout.Engine(kv_dtype=word))
+
+
+@pytest.mark.parametrize("format", [*STATES, "indexer_fp8", "indexer_mxfp4"])
+def test_a_cache_dtype_leaves_other_groups_alone(format: str) -> None:
+    spec = spec_of_format(SHIPPED[format], dict(SHIPPED[format].file.examples[0]), "test")
+    plain, other = (spec.page(spec.group("cache"), kvlayout.Engine(kv_dtype=word)) for word in ("auto", "fp8"))
+    assert plain == other

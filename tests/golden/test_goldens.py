@@ -1,0 +1,21 @@
+"""The pages of everything shipped are what was last reviewed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from golden.make import HERE, goldens
+
+ALL = list(goldens())
+
+
+@pytest.mark.parametrize(("path", "text"), ALL, ids=[f"{path.parent.name}/{path.stem}" for path, _ in ALL])
+def test_page_is_the_reviewed_one(path: Path, text: str) -> None:
+    assert path.is_file(), "a new format or model needs its golden: run .ci/regenerate and review what it writes"
+    assert text == path.read_text(), "run .ci/regenerate and review the difference"
+
+
+def test_no_golden_is_left_behind() -> None:
+    assert {path for path, _ in ALL} == set(HERE.glob("*/*.txt"))

@@ -1,0 +1,52 @@
+"""What the documentation shows is run: each `>>>` in `docs/` and the README gives what stands below it.
+
+A Python block without `>>>` is executed. The blocks of one file share their names, from top to bottom, as a reader
+would type them; each file starts in a folder that holds nothing but the shipped specs.
+"""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+
+
+def python_blocks(text: str) -> Iterator[tuple[int, str]]:
+    """Every fenced block marked as Python, with the number of lines before its first."""
+    first: int | None = None
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines):
+        if first is None and line.rstrip() == "```python":
+            first = number + 1
+        elif first is not None and line.rstrip() == "```":
+            yield first, "".join(lines[first:number])
+            first = None
+    assert first is None, f"the block that opens on line {first} is never closed"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_the_page_shows_is_true(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "specs").symlink_to(ROOT / "specs")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    runner = doctest.DocTestRunner(verbose=False)
+    said: list[str] = []
+    for before, block in python_blocks(page.read_text(encoding="utf-8")):
+        if ">>>" in block:
+            test = doctest.DocTestParser().get_doctest(block, names, page.name, str(page), before)
+            runner.run(test, out=said.append, clear_globs=False)
+            names = test.globs
+        else:
+            exec(compile("\n" * before + block, str(page), "exec"), names)
+    assert not runner.failures, "".join(said)
+
+
+def test_pages_are_found() -> None:
+    assert {page.name for page in PAGES} >= {"README.md", "theory.md", "concepts.md"}
+    theory = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
+    assert sum(">>>" in block for _, block in python_blocks(theory)) >= 10
