@@ -63,15 +63,18 @@ def plan_pair(
     problems: list[Problem] = []
     unloadable = False
     if group is None:
-        only = {each.name for each in spec.groups} ^ {each.name for each in other.groups}
+        ours_only = [name for name in names if name not in {each.name for each in other.groups}]
+        theirs_only = [each.name for each in other.groups if each.name not in names]
+        only = {*ours_only, *theirs_only}
         problems += [
-            problem("KVL508", _where(src, dst), f"group '{name}' is in one of the two specs only")
-            for name in sorted(only)
+            problem("KVL508", _where(src, dst), f"the {side}'s spec has no group '{name}'")
+            for side, lacking in (("destination", ours_only), ("source", theirs_only))
+            for name in lacking
         ]
         names = [name for name in names if name not in only]
     if spec.num_layers != other.num_layers:
         problems.append(
-            problem("KVL508", _where(src, dst), "the two specs have another number of layers",
+            problem("KVL508", _where(src, dst), "the two specs have different numbers of layers",
                     expected=str(other.num_layers), got=str(spec.num_layers))
         )  # fmt: skip
     groups: list[PlannedGroup] = []
@@ -85,9 +88,13 @@ def plan_pair(
     for name in names:
         ours, theirs = spec.group(name), other.group(name)
         if ours.layers != theirs.layers:
-            problems.append(problem("KVL508", _where(src, dst), f"group '{name}' has other layers in the two specs"))
+            problems.append(
+                problem("KVL508", _where(src, dst), f"group '{name}' has different layers on the two sides")
+            )
+        names_of = spec.format_name(ours, src), other.format_name(theirs, dst)
+        formats = "" if names_of[0] == names_of[1] else f" ({names_of[0]} -> {names_of[1]})"
         try:
-            groups.append(PlannedGroup(name, ours.layers, spec.page(ours, src), other.page(theirs, dst)))
+            groups.append(PlannedGroup(name, ours.layers, spec.page(ours, src), other.page(theirs, dst), formats))
         except PlanRefused as error:
             problems += error.problems
             unloadable = unloadable or error.unloadable

@@ -2,8 +2,9 @@
 
 A nest says: for every index vector of its loops, copy `nbytes` bytes from `src + sum(i * src_stride)` to
 `dst + sum(i * dst_stride)`. Its canonical form has no loop of count 1, is sorted by destination stride (outermost
-first) and is folded from inside: a loop that continues the run, or the loop below it, on both sides is absorbed. The
-canonical form is unique for a set of byte moves that forms a nest, so equal plans have equal digests.
+first) and is folded from inside: a loop that continues the run, or the loop below it, on both sides is absorbed. It
+is unique for a set of byte moves whose destination strides are nested (each larger than all that smaller strides and
+the run reach), as those of a page tree are; so equal plans have equal digests.
 """
 
 from __future__ import annotations

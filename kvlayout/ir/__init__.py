@@ -3,7 +3,7 @@
 from kvlayout.ir.canonical import canonical_json, digest
 from kvlayout.ir.invariants import Fault, page_faults
 from kvlayout.ir.text import tree_text
-from kvlayout.ir.tree import Array, Axis, Bytes, Leaf, Node, Page, Parallel, Struct, leaves, span
+from kvlayout.ir.tree import Array, Axis, Bytes, Leaf, Node, Page, Parallel, Struct, buffer_starts, leaves, span
 
 __all__ = [
     "Array",
@@ -15,6 +15,7 @@ __all__ = [
     "Page",
     "Parallel",
     "Struct",
+    "buffer_starts",
     "canonical_json",
     "digest",
     "leaves",

@@ -76,9 +76,29 @@ def page_faults(page: Page, tp: int) -> list[Fault]:
                 faults.append(
                     Fault("KVL122", leaf.field, f"its digits {counts} do not form axis '{axis}' of {extent} units")
                 )
-    if page.buffers and sum(size for _, size in page.buffers) != span(page.tree):
-        faults.append(Fault("KVL120", "buffers", "the sizes of the buffers do not add up to the page"))
+    shards = {axis.shard for axis in page.axes.values() if axis.grows}
+    if len(shards) > 1:
+        grown = ", ".join(name for name, axis in page.axes.items() if axis.grows)
+        faults.append(Fault("KVL133", grown, "a block id would cover unequal tokens of the growing axes"))
+    if page.buffers:
+        faults += _buffer_faults(page)
     return faults
+
+
+def _buffer_faults(page: Page) -> list[Fault]:
+    """Buffers follow each other without a rest, and no field lies across a border."""
+    starts, end = [], 0
+    for name, size in page.buffers:
+        if size < 1:
+            return [Fault("KVL124", name, f"a buffer of {size} bytes")]
+        starts.append(end)
+        end += size
+    if end != span(page.tree):
+        return [Fault("KVL120", "buffers", f"the buffers have {end} bytes together, the page {span(page.tree)}")]
+    if len(starts) == 1:
+        return []
+    parts = {offset for offset, _ in (*page.tree.members, *page.tree.pads)} if isinstance(page.tree, Struct) else set()
+    return [Fault("KVL120", "buffers", f"a member lies across {at}") for at in starts if at not in parts]
 
 
 def _node_faults(root: Node, faults: list[Fault]) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Array", "Axis", "Bytes", "Leaf", "Node", "Page", "Parallel", "Struct", "leaves", "span"]
+__all__ = ["Array", "Axis", "Bytes", "Leaf", "Node", "Page", "Parallel", "Struct", "buffer_starts", "leaves", "span"]
 
 
 class Bytes(msgspec.Struct, frozen=True, tag="bytes", tag_field="node", forbid_unknown_fields=True):
@@ -144,3 +144,12 @@ def leaves(node: Node) -> Iterator[Leaf]:
             stack.append((node.of, base, axes, digits))
         else:
             stack.extend((child, base + offset, axes, digits) for offset, child in reversed(node.members))
+
+
+def buffer_starts(page: Page) -> frozenset[int]:
+    """Where a page's buffers begin, counted through all of them: no run goes on across one."""
+    starts, end = set(), 0
+    for _, size in page.buffers:
+        starts.add(end)
+        end += size
+    return frozenset(starts)

@@ -17,7 +17,14 @@ from typing import NamedTuple
 from kvlayout.algebra.digits import Digit, reach
 from kvlayout.algebra.nests import Loop
 
-__all__ = ["Part", "align"]
+__all__ = ["MAX_PARTS", "Part", "TooManyParts", "align"]
+
+MAX_PARTS = 20_000
+"""Parts of one interval. The checker looks at no more boxes of a field, so that a plan above it would not be proved."""
+
+
+class TooManyParts(Exception):
+    """The digits of the two sides share so few loops that there are more than `MAX_PARTS` parts."""
 
 
 class Part(NamedTuple):
@@ -30,7 +37,7 @@ class Part(NamedTuple):
 
 
 def align(src: Sequence[Digit], src_base: int, dst: Sequence[Digit], dst_base: int, lo: int, hi: int) -> list[Part]:
-    """The parts of [lo, hi) that both sides hold.
+    """The parts of [lo, hi) that both sides hold. Raises TooManyParts, before they take time or memory.
 
     `src_base`, `dst_base`: the coordinate at which all digits of that side are 0. Digits are outermost first.
 
@@ -81,9 +88,13 @@ def _align(
     if last - first < 2:
         # Not two equal units: cut at every border of the wider digit.
         period, first, last = wide, -(-(lo - base) // wide), (hi - base) // wide
+        if last - first > MAX_PARTS:
+            raise TooManyParts
         cuts = [lo, *(base + k * wide for k in range(first, last + 1) if lo < base + k * wide < hi), hi]
         for a, b in itertools.pairwise(cuts):
             _align(src, src_base, src_at, dst, dst_base, dst_at, a, b, parts)
+            if len(parts) > MAX_PARTS:
+                raise TooManyParts
         return
     begin, end = base + first * period, base + last * period
     _align(src, src_base, src_at, dst, dst_base, dst_at, lo, begin, parts)

@@ -165,4 +165,6 @@ class _Version(msgspec.Struct):
 
 
 def _short(error: Exception) -> str:
-    return str(error) if isinstance(error, msgspec.MsgspecError) else type(error).__name__
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return str(error) if isinstance(error, msgspec.MsgspecError) else "no UTF-8 text"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import lcm
 
 from kvlayout.errors import PlanRefused, Problem, problem
-from kvlayout.ir import Axis, Leaf, Page, Parallel, leaves
+from kvlayout.ir import Axis, Leaf, Page, Parallel, buffer_starts, leaves
 
 __all__ = ["MAX_TEMPLATE_BLOCKS", "Pair", "PairedField", "pair_pages"]
 
@@ -62,7 +62,7 @@ def pair_pages(where: str, src: Page, src_parallel: Parallel, dst: Page, dst_par
                 problem(
                     "KVL502",
                     where,
-                    f"field '{name}' has other atoms on the two sides, and copying bytes changes no values",
+                    f"field '{name}' has different atoms on the two sides, and copying converts no values",
                     expected=_atom(dst_leaf),
                     got=_atom(src_leaf),
                 )
@@ -76,7 +76,7 @@ def pair_pages(where: str, src: Page, src_parallel: Parallel, dst: Page, dst_par
                 problem(
                     "KVL503",
                     where,
-                    f"field '{src_leaf.field}' lies along other axes on the two sides",
+                    f"field '{src_leaf.field}' lies along different axes on the two sides",
                     expected=", ".join(dst_leaf.axes) or "no axis",
                     got=", ".join(src_leaf.axes) or "no axis",
                 )
@@ -90,7 +90,7 @@ def pair_pages(where: str, src: Page, src_parallel: Parallel, dst: Page, dst_par
     if not pairs:
         raise PlanRefused(problem("KVL501", where, "the two pages have no field in common"))
     src_blocks, dst_blocks = _template(where, pairs, src, src_parallel, dst, dst_parallel)
-    return Pair(_coalesced(pairs), axes, src_blocks, dst_blocks)
+    return Pair(_coalesced(pairs, buffer_starts(src), buffer_starts(dst)), axes, src_blocks, dst_blocks)
 
 
 def _atom(leaf: Leaf) -> str:
@@ -109,7 +109,7 @@ def _axis_problems(where: str, name: str, a: Axis, a_block: int | None, b: Axis,
             problem(
                 "KVL503",
                 where,
-                f"axis '{name}' has another number of units a token on the two sides",
+                f"axis '{name}' has different numbers of units in a token on the two sides",
                 expected=f"{b.size} in {b_block} tokens",
                 got=f"{a.size} in {a_block} tokens",
             )
@@ -118,7 +118,11 @@ def _axis_problems(where: str, name: str, a: Axis, a_block: int | None, b: Axis,
         return []
     return [
         problem(
-            "KVL503", where, f"axis '{name}' has another size on the two sides", expected=str(b.size), got=str(a.size)
+            "KVL503",
+            where,
+            f"axis '{name}' has different sizes on the two sides",
+            expected=str(b.size),
+            got=str(a.size),
         )
     ]
 
@@ -166,7 +170,9 @@ def _template(
     return span // src_tokens, span // dst_tokens
 
 
-def _coalesced(pairs: list[tuple[Leaf, Leaf]]) -> tuple[PairedField, ...]:
+def _coalesced(
+    pairs: list[tuple[Leaf, Leaf]], src_starts: frozenset[int], dst_starts: frozenset[int]
+) -> tuple[PairedField, ...]:
     merged: list[PairedField] = []
     for src, dst in sorted(pairs, key=lambda pair: pair[1].base):
         if merged:
@@ -176,6 +182,8 @@ def _coalesced(pairs: list[tuple[Leaf, Leaf]]) -> tuple[PairedField, ...]:
                 and (last.src.axes, last.dst.axes) == (src.axes, dst.axes)
                 and src.base == last.src.base + last.nbytes
                 and dst.base == last.dst.base + last.nbytes
+                and src.base not in src_starts
+                and dst.base not in dst_starts
             ):
                 merged[-1] = PairedField((*last.names, src.field), last.nbytes + src.nbytes, last.src, last.dst)
                 continue

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlayout.errors import PlanRefused, Problem
+from kvlayout.errors import PlanRefused, Problem, problem
 from kvlayout.ir import Page, Parallel
 from kvlayout.plan.artifact import Group, Plan, RankMoves
-from kvlayout.plan.slicing import GroupSlicer
+from kvlayout.plan.slicing import MAX_PIECES, GroupSlicer
 from kvlayout.plan.sources import Choice, choose_sources
 
 __all__ = ["PlannedGroup", "Planner"]
@@ -20,12 +20,16 @@ __all__ = ["PlannedGroup", "Planner"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """A cache group to plan: its name, its layers (global indices), and a rank's page on each side."""
+    """A cache group to plan: its name, its layers (global indices), and a rank's page on each side.
+
+    `formats`: what people call the two pages, for refusals.
+    """
 
     name: str
     layers: tuple[int, ...]
     src: Page
     dst: Page
+    formats: str = ""
 
 
 class Planner:
@@ -42,7 +46,7 @@ class Planner:
         unloadable = False
         for group in groups:
             try:
-                slicers.append(self._slicer(f"{where}: group '{group.name}'", group, src, dst))
+                slicers.append(self._slicer(f"{where}: group '{group.name}'{group.formats}", group, src, dst))
             except PlanRefused as error:
                 problems += error.problems
                 unloadable |= error.unloadable
@@ -53,7 +57,7 @@ class Planner:
         for group, slicer, choice in zip(groups, slicers, choices, strict=True):
             key = group.name, group.layers, id(slicer), tuple(source for wanted in choice for _, source in wanted)
             if key not in self._lowered:
-                self._lowered[key] = _lowered(group, slicer, choice)
+                self._lowered[key] = _lowered(f"{where}: group '{group.name}'", group, slicer, choice)
             planned.append(self._lowered[key])
         return Plan(src, dst, tuple(planned))
 
@@ -65,9 +69,16 @@ class Planner:
         return kept[1]
 
 
-def _lowered(group: PlannedGroup, slicer: GroupSlicer, choice: Choice) -> Group:
-    ranks = tuple(
-        RankMoves(rank, tuple(piece for need, source in wanted for piece in slicer.pieces(rank, need, source)))
-        for rank, wanted in enumerate(choice)
-    )
-    return Group(group.name, group.layers, group.src, group.dst, slicer.src_blocks, slicer.dst_blocks, ranks)
+def _lowered(where: str, group: PlannedGroup, slicer: GroupSlicer, choice: Choice) -> Group:
+    ranks: list[RankMoves] = []
+    total = 0
+    for rank, wanted in enumerate(choice):
+        pieces = tuple(piece for need, source in wanted for piece in slicer.pieces(rank, need, source))
+        ranks.append(RankMoves(rank, pieces))
+        total += len(pieces)
+        if total > MAX_PIECES:
+            raise PlanRefused(
+                problem("KVL507", where, f"the plan would have more than {MAX_PIECES} pieces",
+                        expected="blocks and interleaves that divide each other, or fewer ranks")
+            )  # fmt: skip
+    return Group(group.name, group.layers, group.src, group.dst, slicer.src_blocks, slicer.dst_blocks, tuple(ranks))

@@ -8,23 +8,24 @@ shares lie relative to each other: they are computed once for each such distance
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import prod
 
 from kvlayout.algebra.nests import Loop, fold
 from kvlayout.errors import PlanRefused, problem
 from kvlayout.ir import Axis, Page, Parallel, leaves
-from kvlayout.plan.align import Part, align
+from kvlayout.plan.align import MAX_PARTS, Part, TooManyParts, align
 from kvlayout.plan.artifact import Piece
 from kvlayout.plan.ownership import Shares, origins_of, shares
 from kvlayout.plan.pairing import PairedField, pair_pages
 
 __all__ = ["MAX_PIECES", "GroupSlicer", "Need", "Origins"]
 
-MAX_PIECES = 500_000
-"""Pieces of one move; above it a plan would take gigabytes."""
+MAX_PIECES = 200_000
+"""Pieces of one group, of all ranks together; above it a plan takes more room and time than it is worth."""
 
 Origins = tuple[int, ...]
 """Where the shares of a rank begin: one number for each axis of a field."""
@@ -63,6 +64,23 @@ class _Family:
     fields: tuple[_Field, ...]
     dst_origins: tuple[Origins, ...]
     classes: dict[Origins, tuple[int, ...]]
+    begins: tuple[tuple[int, ...], ...]
+
+    def near(self, here: Origins) -> list[Origins]:
+        """The classes that may hold something of a destination rank's box, by their first rank.
+
+        `begins` has the source's origins on each axis, ascending, so that shares which end before the box or begin
+        after it are not looked at: many ranks times many ranks would take minutes. Shares of a growing axis lie all
+        over it.
+        """
+        close = []
+        for position, (begins, origin) in enumerate(zip(self.begins, here, strict=True)):
+            src, dst = self.fields[0].src[position], self.fields[0].dst[position]
+            if not src.block_units:
+                begins = begins[bisect_right(begins, origin - src.reach) : bisect_left(begins, origin + dst.reach)]
+            close.append(begins)
+        found = [origins for origins in product(*close) if origins in self.classes]
+        return sorted(found, key=lambda origins: self.classes[origins])
 
 
 class GroupSlicer:
@@ -86,6 +104,7 @@ class GroupSlicer:
         ]
         self._needs: dict[tuple[int, Origins], tuple[Need, ...]] = {}
         self._parts: dict[object, tuple[_BlockPart, ...]] = {}
+        self._cuts = 0  # parts that were made, of all axes
         self._moves: dict[tuple[int, Origins, Origins], tuple[_Move, ...]] = {}
 
     def needs(self, dst_rank: int) -> Iterator[Need]:
@@ -94,7 +113,7 @@ class GroupSlicer:
             here = family.dst_origins[dst_rank]
             found = self._needs.get((index, here))
             if found is None:
-                sizes = ((origins, self._nbytes(family, origins, here)) for origins in family.classes)
+                sizes = ((origins, self._nbytes(family, origins, here)) for origins in family.near(here))
                 found = tuple(Need(index, origins, family.classes[origins], size) for origins, size in sizes if size)
                 self._needs[index, here] = found
             yield from found
@@ -124,15 +143,8 @@ class GroupSlicer:
         for field in family.fields:
             paired = field.paired
             by_axis = list(self._axis_parts(family, field, theirs, here))
-            if prod(len(parts) for parts in by_axis) > MAX_PIECES:
-                raise PlanRefused(
-                    problem(
-                        "KVL507",
-                        self._where,
-                        f"field '{paired.names[0]}' would be cut into more than {MAX_PIECES} pieces",
-                        expected="sides whose digits nest, or smaller blocks",
-                    )
-                )
+            if prod(len(parts) for parts in by_axis) > MAX_PARTS:
+                raise self._too_many(f"field '{paired.names[0]}'")
             for parts in product(*by_axis):
                 src_block = dst_block = 0
                 src_at, dst_at = paired.src.base, paired.dst.base
@@ -159,8 +171,21 @@ class GroupSlicer:
                 key = (name, src.digits, dst.digits, src_origin - dst_origin)
             parts = self._parts.get(key)
             if parts is None:
-                parts = self._parts[key] = tuple(self._cut(name, (a, b), src, dst, src_origin, dst_origin))
+                cut = self._cut(name, (a, b), src, dst, src_origin, dst_origin)
+                try:
+                    parts = self._parts[key] = tuple(islice(cut, MAX_PARTS + 1))
+                except TooManyParts:
+                    raise self._too_many(f"axis '{name}'") from None
+                self._cuts += len(parts)
+                if len(parts) > MAX_PARTS or self._cuts > MAX_PIECES:
+                    raise self._too_many(f"axis '{name}'")
             yield parts
+
+    def _too_many(self, subject: str) -> PlanRefused:
+        return PlanRefused(
+            problem("KVL507", self._where, f"{subject} would be cut into more than {MAX_PARTS} pieces for one rank, or "
+                    f"{MAX_PIECES} in all", expected="blocks and interleaves that divide each other")
+        )  # fmt: skip
 
     def _cut(
         self, name: str, axes: tuple[Axis, Axis], src: Shares, dst: Shares, src_origin: int, dst_origin: int
@@ -223,4 +248,5 @@ def _family(axes: tuple[str, ...], fields: tuple[_Field, ...], src_ranks: int, d
     for rank, begin in enumerate(src_origins):
         classes.setdefault(begin, []).append(rank)
     holders = {begin: tuple(ranks) for begin, ranks in classes.items()}
-    return _Family(axes, fields, tuple(dst_origins), holders)
+    begins = tuple(tuple(sorted(set(share.origins))) for share in fields[0].src)
+    return _Family(axes, fields, tuple(dst_origins), holders, begins)

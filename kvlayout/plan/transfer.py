@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlayout.algebra.nests import Nest, run_count
-from kvlayout.ir import Parallel, span
+from kvlayout.ir import Parallel, buffer_starts, span
 from kvlayout.plan.artifact import Document, Group, Piece, encode
 from kvlayout.plan.text import plan_text
 
@@ -45,7 +45,9 @@ class Entry:
 
     def runs(self) -> NDArray[np.int64]:
         """int64 (n, 6): source rank, source block, source offset, destination block, destination offset, bytes."""
-        return expand_runs(self.pieces, self.first_src_rank)
+        return expand_runs(
+            self.pieces, self.first_src_rank, buffer_starts(self.group.src), buffer_starts(self.group.dst)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +207,16 @@ class TransferPlan:
         return plan_text(self.document)
 
 
-def expand_runs(pieces: tuple[Piece, ...], first_src_rank: int = 0) -> NDArray[np.int64]:
-    """Every run of the pieces, sorted by destination, neighbours merged where both sides are contiguous."""
+def expand_runs(
+    pieces: tuple[Piece, ...],
+    first_src_rank: int = 0,
+    src_starts: frozenset[int] = frozenset(),
+    dst_starts: frozenset[int] = frozenset(),
+) -> NDArray[np.int64]:
+    """Every run of the pieces, sorted by destination, neighbours merged where both sides are contiguous.
+
+    `src_starts`, `dst_starts`: offsets at which a buffer begins, so that no run goes on there.
+    """
     import numpy as np
 
     tables = []
@@ -231,6 +241,9 @@ def expand_runs(pieces: tuple[Piece, ...], first_src_rank: int = 0) -> NDArray[n
     rows = rows[np.lexsort((rows[:, 4], rows[:, 3]))]
     ends = rows[:-1] + rows[:-1, 5:6] * np.array([0, 0, 1, 0, 1, 0])
     joined = (ends[:, :5] == rows[1:, :5]).all(axis=1)
+    for column, borders in ((2, src_starts), (4, dst_starts)):
+        if borders:
+            joined &= ~np.isin(rows[1:, column], sorted(borders))
     starts = np.flatnonzero(np.concatenate(([True], ~joined)))
     merged = rows[starts]
     merged[:, 5] = np.add.reduceat(rows[:, 5], starts)

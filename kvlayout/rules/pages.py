@@ -150,4 +150,11 @@ TABLE: tuple[Rule, ...] = (
         "Give the requirement a code of your own that starts with X.",
         "A code means one thing, wherever it is printed and whoever looks it up.",
     ),
+    Rule(
+        "KVL133",
+        "growing axes of one page are dealt out differently",
+        "Give every growing axis of the page the same `shard`, or put the fields into two groups.",
+        "A block id covers block * cp tokens of an axis that is dealt out to context-parallel ranks, and block tokens "
+        "of one that is not; block b of the page would mean two different stretches of tokens.",
+    ),
 )

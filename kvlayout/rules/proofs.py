@@ -58,6 +58,13 @@ TABLE: tuple[Rule, ...] = (
         "both. Otherwise coordinates that look alike mean different bytes.",
     ),
     Rule(
+        "KVL308",
+        "a plan cuts inside a granule",
+        _AGAIN,
+        "A granule says that the units of an axis belong together in groups. T3 asks that every share, block and run "
+        "of the axis ends at a multiple of it; the bytes would arrive, but apart from what they belong to.",
+    ),
+    Rule(
         "KVL309",
         "parallel sizes, stages or layers that no pair of sides has",
         _AGAIN,

@@ -56,7 +56,7 @@ TABLE: tuple[Rule, ...] = (
         "KVL144",
         "num_layers is missing",
         "Add num_layers at the top of the file.",
-        "'all', and a count beside other groups, mean something only when the number of layers is known.",
+        "What 'all' means, or a count beside other groups, is known only with the number of layers.",
     ),
     Rule(
         "KVL145",

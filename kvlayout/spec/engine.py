@@ -25,12 +25,15 @@ ORDERS: dict[str, str] = {
 FAMILIES = ("plain",)
 
 _INTEGERS = {"tp": 1, "pp": 1, "dcp": 1, "pcp": 1, "interleave": 1, "block": 1, "spec_tokens": 0, "page": 1}
-_LIMITS = {"tp": 4096, "pp": 4096, "dcp": 4096, "pcp": 4096, "spec_tokens": 2**20}
 MAX_INTEGER = 2**40
 MAX_RANKS = 4096
 """Ranks of one pipeline stage (tp * pcp), which all have moves of their own in a plan."""
 
+MAX_CP = 256
+"""Ranks that deal out tokens among themselves (pcp * dcp): each may hold tokens that each of the other side needs."""
+
 MAX_TEXT = 10_000
+_LIMITS = {"tp": 4096, "pp": 4096, "dcp": MAX_CP, "pcp": MAX_CP, "spec_tokens": 2**20}
 _MAX_VALUE = 2**62
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 OVERRIDABLE = ("format", "block", "order", "conv", "page", "spec_tokens")
@@ -216,6 +219,8 @@ class _Check:
         self._stages(words)
         if not self.problems and words["tp"] * words["pcp"] > MAX_RANKS:
             self._value("pcp", words["pcp"], f"at most {MAX_RANKS} ranks in a stage, which has tp * pcp")
+        if not self.problems and words["pcp"] * words["dcp"] > MAX_CP:
+            self._value("dcp", words["dcp"], f"at most {MAX_CP} ranks that share tokens, pcp * dcp")
 
     def overrides(self, group: str, overrides: dict[Any, Any]) -> None:
         """The overrides of one group."""

@@ -128,7 +128,11 @@ class _Builder:
             self.places[name] = ("axes", name)
             if name in self.scope.values:
                 raise SpecError(
-                    problem("KVL114", self.scope.format.where("axes", name), f"the name '{name}' is already taken")
+                    problem(
+                        "KVL114",
+                        self.scope.format.where("axes", name),
+                        f"the name '{name}' is already an engine word, a parameter or a let name",
+                    )
                 )
 
     def _axis(self, name: str, decl: AxisDecl) -> Axis:
@@ -253,7 +257,7 @@ class _Builder:
                 )
             )
         if self._factored.get(name):
-            digits = ", ".join(d for d, each in self._digits.items() if each.axis == name)
+            digits = ", ".join(d for d, each in reversed(self._digits.items()) if each.axis == name)
             raise SpecError(
                 problem("KVL121", self.scope.format.where(*at), f"axis '{name}' is factored here",
                         expected=f"its digits {digits}")
@@ -284,7 +288,10 @@ class _Builder:
         if value not in node.cases:
             raise SpecError(
                 problem(
-                    "KVL127", self.scope.format.where(*at, "cases"), f"there is no case for {node.choose} = {value}"
+                    "KVL127",
+                    self.scope.format.where(*at, "cases"),
+                    f"there is no case for {node.choose} = {value}",
+                    expected=f"a case for each of {', '.join(legal)}" if legal else "a case",
                 )
             )
         return value
@@ -298,7 +305,10 @@ class _Builder:
             if axis is None or self._factored.get(axis_name):
                 raise SpecError(
                     problem(
-                        "KVL121", self.scope.format.where(*place), f"'{axis_name}' is no axis that can be factored here"
+                        "KVL121",
+                        self.scope.format.where(*place),
+                        f"'{axis_name}' is no axis that can be factored here",
+                        expected=one_of(each for each in self.axes if not self._factored.get(each)),
                     )
                 )
             extent = extent_on_rank(axis.size, axis.shard, axis.few, self.tp) or 1
@@ -320,14 +330,21 @@ class _Builder:
                     if len(digit) != 1:
                         raise SpecError(
                             problem(
-                                "KVL128", self.scope.format.where(*place, index), "a digit is one name with its count"
+                                "KVL128",
+                                self.scope.format.where(*place, index),
+                                "a digit is one name with its count",
+                                got=f"{len(digit)} names",
                             )
                         )
                     ((name, expr),) = digit.items()
                     count = self._bounded(self.scope.number(expr, *place, index, name), place)
                 if name in self.axes or name in self._digits or name == "order":
                     raise SpecError(
-                        problem("KVL114", self.scope.format.where(*place, index), f"the name '{name}' is already taken")
+                        problem(
+                            "KVL114",
+                            self.scope.format.where(*place, index),
+                            f"the name '{name}' is already an axis, or a digit here",
+                        )
                     )
                 self._digits[name] = _Digit(axis_name, weight, count)
                 names.append(name)

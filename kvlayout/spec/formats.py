@@ -111,10 +111,14 @@ def _merge(path: Path, source: Source, seen: tuple[Path, ...]) -> Located:
         raise SpecError(problem("KVL012", where, "'extends' names one format", got=type(name).__name__))
     chain = (*seen, path.resolve())
     if len(chain) > MAX_EXTENDS:
-        raise SpecError(problem("KVL112", where, f"formats extend each other more than {MAX_EXTENDS} deep"))
+        raise SpecError(
+            problem("KVL112", where, "the chain of formats that extend each other is too long",
+                    expected=f"at most {MAX_EXTENDS} deep")
+        )  # fmt: skip
     parent_path = _find(name, path, where)
     if parent_path.resolve() in chain:
-        raise SpecError(problem("KVL112", where, f"'{name}' extends itself, by way of {len(chain)} files"))
+        circle = [path.stem for path in chain[chain.index(parent_path.resolve()) :]]
+        raise SpecError(problem("KVL112", where, f"a circle of formats: {' extends '.join((*circle, circle[0]))}"))
     parent = _merge(parent_path, read_source(parent_path), chain)
     data = _over({k: v for k, v in parent.data.items() if k != "extends"}, source.data, ())
     return _Merged(data, source, parent)
@@ -131,7 +135,9 @@ def _over(parent: Any, own: Any, path: KeyPath) -> Any:
 
 def _find(name: str, used_in: Path | None, where: str) -> Path:
     if not _NAME.fullmatch(name):  # a name, never a path: `extends: ../../x` must not leave the folders
-        raise SpecError(problem("KVL110", where, "this is no format's name", got=f"'{shown(name)}'"))
+        raise SpecError(
+            problem("KVL110", where, "this is no format's name", expected="a name, not a path", got=f"'{shown(name)}'")
+        )
     shipped = specs_dir() / "formats" / f"{name}.yaml"
     places = []
     if used_in is not None:
@@ -140,7 +146,7 @@ def _find(name: str, used_in: Path | None, where: str) -> Path:
     local = [place for place in places if place.is_file() and "format" in read_source(place).data]
     local = [place for place in local if place.resolve() != shipped.resolve()]
     if local and shipped.is_file():
-        raise SpecError(problem("KVL113", where, f"'{name}' is a shipped format, and {local[0]} has the same name"))
+        raise SpecError(problem("KVL113", where, f"'{name}' is a shipped format, and {local[0]} is another one"))
     if local:
         return local[0]
     if shipped.is_file():
@@ -150,7 +156,7 @@ def _find(name: str, used_in: Path | None, where: str) -> Path:
 
 def check_names(loaded: Format) -> None:
     """No name means two things: engine words, parameters, `let` names and axes keep apart, and so do rule codes."""
-    taken = set(EXPRESSION_WORDS)
+    taken = dict.fromkeys(EXPRESSION_WORDS, "an engine word")
     for section, names in (("params", loaded.file.params), ("let", loaded.file.let)):
         for name in names:
             if name in taken:
@@ -158,10 +164,10 @@ def check_names(loaded: Format) -> None:
                     problem(
                         "KVL114",
                         loaded.located.where((*loaded.base, section, name), key=True),
-                        f"the name '{name}' is already an engine word, a parameter or a `let` name",
+                        f"the name '{name}' is already {taken[name]}",
                     )
                 )
-            taken.add(name)
+            taken[name] = "a parameter" if section == "params" else "a let name"
     for index, requirement in enumerate(loaded.file.require):
         rule = RULES.get(requirement.code)
         if rule is not None:

@@ -15,7 +15,6 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
-    PositiveInt,
     RootModel,
     StringConstraints,
     Tag,
@@ -82,6 +81,11 @@ Expression = Annotated[
 ]
 
 
+def _refuse_unknown(keys: list[str], legal: list[str]) -> None:
+    if keys:
+        raise PydanticCustomError("kvl_unknown_key", "unknown keys", {"keys": keys, "legal": legal})
+
+
 class Model(BaseModel):
     """Strict, closed, and with errors that name the legal keys."""
 
@@ -92,11 +96,7 @@ class Model(BaseModel):
     def _known_keys(cls, data: Any) -> Any:
         if isinstance(data, dict):
             legal = [field.alias or name for name, field in cls.model_fields.items()]
-            for key in data:
-                if key not in legal:
-                    raise PydanticCustomError(
-                        "kvl_unknown_key", "unknown key '{key}'", {"key": key, "legal": ", ".join(legal)}
-                    )
+            _refuse_unknown([key for key in data if key not in legal], legal)
         return data
 
 
@@ -250,8 +250,16 @@ class LayerRange(Model):
     """Layers `start`, `start + every`, ...: `count` of them."""
 
     start: Annotated[int, Field(alias="from", ge=0)]
-    every: PositiveInt = 1
-    count: PositiveInt
+    every: Annotated[int, Field(ge=1)] = 1
+    count: Annotated[int, Field(ge=1)]
+
+
+def _layers_word(value: Any) -> Any:
+    if value != "all":
+        raise PydanticCustomError(
+            "kvl_value", "layers", {"expected": "a list of layers, {from, every, count}, all, or a count"}
+        )
+    return value
 
 
 def _layers_kind(data: Any) -> str:
@@ -265,8 +273,8 @@ def _layers_kind(data: Any) -> str:
 Layers = Annotated[
     Annotated[Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)], Tag("layers:list")]
     | Annotated[LayerRange, Tag("layers:range")]
-    | Annotated[Literal["all"], Tag("layers:all")]
-    | Annotated[PositiveInt, Tag("layers:count")],
+    | Annotated[Literal["all"], BeforeValidator(_layers_word), Tag("layers:all")]
+    | Annotated[Annotated[int, Field(ge=1)], Tag("layers:count")],
     Discriminator(_layers_kind),
 ]
 
@@ -285,11 +293,14 @@ class GroupDecl(Model):
 
     @model_validator(mode="after")
     def _format_or_page(self) -> GroupDecl:
-        if (self.format is None) == (self.page is None):
-            raise PydanticCustomError("kvl_group", "a group has either a format or a page of its own")
-        if self.format is not None and (self.axes or self.let or self.require):
-            raise PydanticCustomError("kvl_group", "axes, let and require belong to a page of the group's own")
-        return self
+        own = [name for name in ("page", "axes", "let", "require") if getattr(self, name)]
+        if self.format is not None and own:
+            got = f"a format and {', '.join(own)}"
+        elif self.format is None and self.page is None:
+            got = "neither"
+        else:
+            return self
+        raise PydanticCustomError("kvl_group", "a group has a format, or a page of its own", {"got": got})
 
 
 class ModelFile(Model):
@@ -338,6 +349,16 @@ class EngineFile(BaseModel):
     page: int | None = None
     family: str | None = None
     kv_dtype: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_words(cls, data: Any) -> Any:
+        """A key that is no word is a group, and then it has overrides."""
+        if isinstance(data, dict):
+            legal = list(cls.model_fields)
+            unknown = [key for key, value in data.items() if key not in legal and not isinstance(value, dict)]
+            _refuse_unknown(unknown, [*legal, "a group with its overrides"])
+        return data
 
 
 ArrayNode.model_rebuild()

@@ -30,7 +30,7 @@ INLINE = "(page of its own)"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CacheGroup:
-    """A cache group: `layers` are global indices, `params` are as the spec gives them."""
+    """A cache group: `layers` are global indices, `params` are as the spec gives them, at `places` under `where`."""
 
     name: str
     format: Format
@@ -38,6 +38,7 @@ class CacheGroup:
     layers: tuple[int, ...]
     block: int | None
     where: str
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -64,27 +65,34 @@ class Spec:
 
         Raises SpecError for wrong overrides or a wrong spec, PlanRefused (unloadable) when no such engine exists.
         """
-        fmt, params, words, page_bytes = self._settled(group, engine)
+        fmt, params, words, page_bytes, places = self._settled(group, engine)
         key = fmt, tuple(sorted(params.items(), key=str)), tuple(words.items()), page_bytes
         page = self._pages.get(key)
         if page is None:
-            scope = Scope(fmt, params, words, group.where)
-            page = expand(scope, engine.tp, int(words["block"]), page_bytes, f"engine '{engine}', group '{group.name}'")
+            where = f"engine '{engine}', group '{group.name}'"
+            scope = Scope(fmt, params, words, group.where if fmt is group.format else where, places)
+            page = expand(scope, engine.tp, int(words["block"]), page_bytes, where)
             # Equal pages become one object (an order that a page does not read), so that plans are shared.
             page = self._pages[key] = self._pages.setdefault(canonical_json(page), page)
         return page
 
+    def format_name(self, group: CacheGroup, engine: Engine) -> str:
+        """The format of a group on an engine, after its cache dtype and overrides."""
+        return self._settled(group, engine)[0].name
+
     def _settled(
         self, group: CacheGroup, engine: Engine
-    ) -> tuple[Format, dict[str, int | str], dict[str, int | str], int | None]:
-        """Format, parameters, engine words and final page bytes after the cache dtype and the overrides."""
+    ) -> tuple[Format, dict[str, int | str], dict[str, int | str], int | None, dict[str, str]]:
+        """Format, parameters, engine words and final page bytes after the cache dtype and the overrides; and the
+        places of the parameters."""
         overrides = engine.for_group(group.name)
         where = f"engine '{engine}', group '{group.name}'"
-        fmt, params = group.format, dict(group.params)
+        fmt, params, places = group.format, dict(group.params), dict(group.places)
         if engine.kv_dtype != "auto":
             change = resolve_kv_dtype(fmt.name, engine.kv_dtype, where)
             if change is not None:
                 fmt, params = _changed(fmt, params, change.format, dict(change.params), self.path, where)
+                places.update(dict.fromkeys(change.params, where))
         words: dict[str, int | str] = {
             "block": group.block or engine.block or DEFAULT_BLOCK,
             "tp": engine.tp,
@@ -98,15 +106,22 @@ class Spec:
         own = {key: value for key, value in overrides.items() if key not in OVERRIDABLE}
         if name is not None or own:
             fmt, params = _changed(fmt, params, None if name is None else str(name), own, self.path, where)
+            places.update(dict.fromkeys(own, where))
         words.update({key: value for key, value in overrides.items() if key in words and key in OVERRIDABLE})
         words["order"] = {"LBHNC": "HN", "LBNHC": "NH"}[str(words["order"])]
         page = overrides.get("page", engine.page)
-        return fmt, params, words, None if page is None else int(page)
+        return fmt, params, words, None if page is None else int(page), places
 
     def check_engine(self, engine: Engine) -> None:
         """SpecError when the engine overrides a group that this spec does not have."""
+        names = [group.name for group in self.groups]
         for name in engine.groups:
-            self.group(name)
+            if name not in names:
+                raise SpecError(
+                    problem(
+                        "KVL154", f"engine '{engine}'", f"{self.name} has no group '{name}'", expected=one_of(names)
+                    )
+                )
 
 
 def load_spec(path: str | os.PathLike[str]) -> Spec:
@@ -128,7 +143,7 @@ def parallel_of(spec: Spec, engine: Engine) -> Parallel:
             problem(
                 "KVL205",
                 where,
-                f"the pipeline stages hold {'+'.join(str(count) for count in stages)} layers",
+                f"the pipeline stages hold {shown('+'.join(str(count) for count in stages))} layers",
                 expected=f"{spec.num_layers} layers in {engine.pp} stages, none empty",
             ),
             unloadable=True,
@@ -194,7 +209,9 @@ def _spec(source: Source) -> Spec:
             if decl.format is None
             else find_format(decl.format, path, source.where((*at, "format")))
         )
-        groups.append(CacheGroup(name, fmt, dict(decl.params), layers, decl.block, source.where((*at, "params"))))
+        places = {param: source.where((*at, "params", param)) for param in decl.params}
+        where = source.where((*at, "params"))
+        groups.append(CacheGroup(name, fmt, dict(decl.params), layers, decl.block, where, places))
     if num_layers is None:
         num_layers = 1 + max(layer for group in groups for layer in group.layers)
     for group in groups:
@@ -245,8 +262,8 @@ def _needed(file: ModelFile, source: Source, group: str) -> int:
             problem(
                 "KVL144",
                 source.where(("groups", group, "layers")),
-                "what the layers of this group are depends on the number of layers of the model",
-                expected="num_layers: at the top of the file",
+                f"the layers of group '{group}' depend on the number of layers of the model",
+                expected="num_layers at the top of the file",
             )
         )
     return file.num_layers

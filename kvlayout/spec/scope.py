@@ -26,14 +26,22 @@ class Scope:
     """Evaluates the expressions of one format for one set of parameters and engine words."""
 
     def __init__(
-        self, fmt: Format, params: Mapping[str, int | str], words: Mapping[str, int | str], where: str
+        self,
+        fmt: Format,
+        params: Mapping[str, int | str],
+        words: Mapping[str, int | str],
+        where: str,
+        places: Mapping[str, str],
     ) -> None:
-        """`where`: the place that gave the parameters. Raises SpecError, or PlanRefused (unloadable)."""
+        """`where`: the place that gave the parameters; `places`: those of single ones, where known.
+
+        Raises SpecError, or PlanRefused (unloadable).
+        """
         self.format = fmt
         self.values: dict[str, Value] = dict(words)
         self.enums: dict[str, tuple[str, ...]] = dict(_ENGINE_ENUMS)
         self._reads_engine: set[str] = set(EXPRESSION_WORDS)
-        self._params(params, where)
+        self._params(params, where, places)
         for name, expr in fmt.file.let.items():
             self._bind(name, expr, ("let", name))
         self._require()
@@ -85,7 +93,7 @@ class Scope:
         if expr.names & self._reads_engine:
             self._reads_engine.add(name)
 
-    def _params(self, given: Mapping[str, int | str], where: str) -> None:
+    def _params(self, given: Mapping[str, int | str], where: str, places: Mapping[str, str]) -> None:
         declared = self.format.file.params
         problems: list[Problem] = []
         for name in given:
@@ -93,7 +101,7 @@ class Scope:
                 problems.append(
                     problem(
                         "KVL115",
-                        where,
+                        places.get(name, where),
                         f"format '{self.format.name}' has no parameter '{name}'",
                         expected=one_of(declared) if declared else "no parameters",
                     )
@@ -107,10 +115,14 @@ class Scope:
                 self.values[name] = given[name]
         if problems:
             raise SpecError(problems)
+        wrong: set[str] = set()  # what reads a wrong parameter is not looked at
         for name, decl in declared.items():
             if len(problems) == MAX_PROBLEMS:
                 break
             if name not in given:
+                if decl.default is not None and decl.default.names & wrong:
+                    wrong.add(name)
+                    continue
                 if decl.default is None:
                     problems.append(
                         problem(
@@ -120,14 +132,16 @@ class Scope:
                             expected=_wanted(decl),
                         )
                     )
+                    wrong.add(name)
                     continue
                 self._bind(name, decl.default, ("params", name, "default"))
             value = self.values[name]
             if not _fits(decl, value):
+                wrong.add(name)
                 problems.append(
                     problem(
                         "KVL117",
-                        where,
+                        places.get(name, where),
                         f"the value of parameter '{name}' of format '{self.format.name}'",
                         expected=_wanted(decl),
                         got=shown(value),
@@ -185,6 +199,8 @@ def _wanted(decl: ParamDecl) -> str:
         return one_of(DTYPES)
     if decl.type == "str":
         return "a word"
-    bounds = [f"at least {decl.min}"] if decl.min is not None else []
-    bounds += [f"at most {decl.max}"] if decl.max is not None else []
-    return " ".join(["an integer", *bounds])
+    if decl.min is not None and decl.max is not None:
+        return f"an integer from {decl.min} to {decl.max}"
+    if decl.min is None and decl.max is None:
+        return "an integer within 2**62"
+    return f"an integer of at least {decl.min}" if decl.max is None else f"an integer of at most {decl.max}"

@@ -8,11 +8,13 @@ user's own and are dropped before validation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kvlayout.errors import Problem, SpecError, problem, shown
+from kvlayout.errors import Problem, SpecError, one_of, problem, shown
+from kvlayout.spec.expr_parse import closest
 
 __all__ = ["Located", "Path", "as_data", "validated"]
 
@@ -49,10 +51,27 @@ def validated(model: type[T], located: Located, base: Path = ()) -> T:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise SpecError([_problem(each, data, located, base) for each in error.errors()[:MAX_PROBLEMS]]) from None
+        problems = [each for found in error.errors()[:MAX_PROBLEMS] for each in _problems(found, data, located, base)]
+        raise SpecError(_in_order(problems)) from None
 
 
-def _problem(error: Mapping[str, Any], data: Any, located: Located, base: Path) -> Problem:
+def _in_order(problems: list[Problem]) -> list[Problem]:
+    """By line and column, and the kinds that a union expects at one place joined."""
+    merged: dict[tuple[str, str], Problem] = {}
+    for each in problems:
+        before = merged.get((each.where, each.message))
+        if before is not None and before.expected and each.expected and each.expected not in before.expected:
+            each = replace(before, expected=f"{before.expected} or {each.expected}")
+        merged[each.where, each.message] = each
+
+    def place(each: Problem) -> tuple[str, int, int]:
+        file, line, column = each.where.rsplit(":", 2)
+        return file, int(line), int(column)
+
+    return sorted(merged.values(), key=place)
+
+
+def _problems(error: Mapping[str, Any], data: Any, located: Located, base: Path) -> list[Problem]:
     path, key, missing = list(base), False, None
     for step in error["loc"]:
         if (isinstance(data, dict) and step in data) or (
@@ -67,20 +86,23 @@ def _problem(error: Mapping[str, Any], data: Any, located: Located, base: Path) 
     kind, ctx = error["type"], error.get("ctx", {})
     make = _KINDS.get(kind)
     if make is not None:
-        return make(located, tuple(path), ctx)
+        return make(located, tuple(path), ctx, data)
     where = located.where(tuple(path), key)
     subject = ".".join(str(step) for step in path)
     if kind == "missing":
         named = f"'{subject}'" if path else "the file"
-        return problem("KVL010", where, f"{named} has no key '{missing}'", expected=f"a key '{missing}'")
+        return [problem("KVL010", where, f"{named} has no key '{missing}'")]
     if key:
-        return problem("KVL012", where, f"'{shown(path[-1])}' cannot be a name here", expected=_NAMES)
-    return problem(
-        "KVL012", where, f"the value of '{subject}'", expected=_expected(kind, ctx, error["msg"]), got=_got(data)
-    )
+        return [problem("KVL012", where, f"'{shown(path[-1])}' cannot be a name here", expected=_NAMES)]
+    message = f"the value of '{subject}'" if path else "the file"
+    return [problem("KVL012", where, message, expected=_expected(kind, ctx, error["msg"]), got=_got(data))]
 
 
 _NAMES = "a letter or '_', then letters, digits and '_', at most 64 in all"
+_PATTERNS = {
+    r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$": "a format's name: letters, digits, '_', '.' and '-'",
+    r"^(KVL[0-9]{3}|X[A-Za-z0-9_]{1,31})$": "a code of your own, X and then letters, digits and '_'",
+}
 _TYPES = {
     "int_type": "an integer",
     "int_parsing_size": "an integer",
@@ -96,10 +118,10 @@ _BOUNDS = {
     "greater_than": ("above", "gt", ""),
     "greater_than_equal": ("at least", "ge", ""),
     "less_than_equal": ("at most", "le", ""),
-    "string_too_long": ("at most", "max_length", " characters"),
-    "string_too_short": ("at least", "min_length", " characters"),
+    "string_too_long": ("at most", "max_length", " character(s)"),
+    "string_too_short": ("at least", "min_length", " character(s)"),
     "too_long": ("at most", "max_length", " entries"),
-    "too_short": ("at least", "min_length", " entries"),
+    "too_short": ("at least", "min_length", " entry"),
 }
 
 
@@ -109,10 +131,12 @@ def _expected(kind: str, ctx: Mapping[str, Any], message: str) -> str:
     if kind in _BOUNDS:
         words, bound, unit = _BOUNDS[kind]
         return f"{words} {ctx[bound]}{unit}"
+    if kind == "kvl_value":
+        return str(ctx["expected"])
     if kind == "literal_error":
         return str(ctx["expected"]).replace("'", "")
     if kind == "string_pattern_mismatch":
-        return "a name: letters, digits and '_', and '.' and '-' in the name of a format"
+        return _PATTERNS.get(str(ctx.get("pattern")), _NAMES)
     return message[:1].lower() + message[1:]
 
 
@@ -126,28 +150,37 @@ def _got(value: object) -> str:
     return f"'{shown(value)}'" if isinstance(value, str) else shown(value)
 
 
-def _unknown_key(located: Located, path: Path, ctx: Mapping[str, Any]) -> Problem:
-    where = located.where((*path, ctx["key"]), key=True)
-    return problem("KVL011", where, f"unknown key '{shown(ctx['key'])}'", expected=f"one of {ctx['legal']}")
+_Context = Mapping[str, Any]
 
 
-def _expression(located: Located, path: Path, ctx: Mapping[str, Any]) -> Problem:
+def _unknown_keys(located: Located, path: Path, ctx: _Context, data: Any) -> list[Problem]:
+    return [
+        problem(
+            "KVL011",
+            located.where((*path, key), key=True),
+            f"unknown key '{shown(key)}'{closest(key, ctx['legal'])}",
+            expected=one_of(ctx["legal"]),
+        )
+        for key in ctx["keys"][:MAX_PROBLEMS]
+    ]
+
+
+def _expression(located: Located, path: Path, ctx: _Context, data: Any) -> list[Problem]:
     message = ctx.get("message", "an expression is an integer or a text")
-    return problem("KVL101", _shifted(located.where(path), ctx.get("column", 0)), message)
+    return [problem("KVL101", _shifted(located.where(path), ctx.get("column", 0)), message)]
 
 
-def _node(located: Located, path: Path, ctx: Mapping[str, Any]) -> Problem:
-    return problem("KVL013", located.where(path), "this is no kind of node", expected=ctx["legal"])
+def _node(located: Located, path: Path, ctx: _Context, data: Any) -> list[Problem]:
+    got = f"a mapping with {', '.join(map(shown, list(data)[:8]))}" if isinstance(data, dict) and data else _got(data)
+    return [problem("KVL013", located.where(path), "this is no kind of node", expected=ctx["legal"], got=got)]
 
 
-def _group(located: Located, path: Path, ctx: Mapping[str, Any]) -> Problem:
-    return problem(
-        "KVL141", located.where(path), ctx.get("message", "a group has either a format or a page of its own")
-    )
+def _group(located: Located, path: Path, ctx: _Context, data: Any) -> list[Problem]:
+    return [problem("KVL141", located.where(path), "a group has a format, or a page of its own", got=ctx["got"])]
 
 
-_KINDS: dict[str, Callable[[Located, Path, Mapping[str, Any]], Problem]] = {
-    "kvl_unknown_key": _unknown_key,
+_KINDS: dict[str, Callable[[Located, Path, _Context, Any], list[Problem]]] = {
+    "kvl_unknown_key": _unknown_keys,
     "kvl_expression": _expression,
     "kvl_node": _node,
     "kvl_group": _group,

@@ -1,4 +1,4 @@
-"""Small parameters for every shipped format: pages of some hundred bytes that still have every feature of the format."""
+"""Small parameters for every shipped format: pages of some hundred bytes that still have all that the format has."""
 
 from __future__ import annotations
 

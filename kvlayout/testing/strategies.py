@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -100,14 +101,14 @@ def page_pairs(draw: st.DrawFn) -> PagePair:
     built = []
     for side, parallel in enumerate((src_parallel, dst_parallel)):
         cp = (src_parallel.cp, dst_parallel.cp) if deal else (1, 1)
-        if whole:  # pages that only move whole: blocks of equal spans
-            own = block * cp[1 - side]
-        else:
-            own = draw(st.sampled_from((block, block, 1, 2, 4, 6)))
+        # Pages that only move whole need blocks of equal spans.
+        own = block * cp[1 - side] if whole else draw(st.sampled_from((block, block, 1, 2, 4, 6)))
         axes = {**shared, **same, "row": Axis(draw(st.integers(1, 4)), common=True)}
         if grows:
-            axes["token"] = Axis(own * units, "cp" if deal else None, grows=True,
-                                 granule=draw(st.sampled_from((1,) * 9 + (2,))))  # fmt: skip
+            shared_out = not deal and own * units % parallel.tp == 0 and draw(st.integers(0, 4)) == 4
+            granule = 2 if draw(st.integers(0, 9)) == 9 else 1
+            shard: Literal["tp", "cp"] | None = "cp" if deal else "tp" if shared_out else None
+            axes["token"] = Axis(own * units, shard, grows=True, granule=granule)
         present = [each for each in fields if each.tag != "any" or draw(st.integers(0, 3)) < 3]
         assume(present)
         built.append(_page(draw, present, axes, parallel.tp, own if grows else None))
@@ -207,7 +208,7 @@ def _parallels(draw: st.DrawFn, deals: bool) -> Parallel:
 
 @st.composite
 def _shared_axis(draw: st.DrawFn, sizes: Sequence[int]) -> Axis:
-    few = draw(st.sampled_from(("replicate", "replicate", "refuse")))
+    few: Literal["refuse", "replicate"] = "replicate" if draw(st.integers(0, 2)) < 2 else "refuse"
     fitting = [n for n in range(1, 13) if all(extent_on_rank(n, "tp", few, tp) is not None for tp in sizes)]
     if draw(st.integers(0, 5)) == 5:
         return Axis(draw(st.integers(1, 5)))
@@ -240,9 +241,14 @@ def _page(draw: st.DrawFn, fields: Sequence[_Field], axes: dict[str, Axis], tp: 
             own += ((name, *digit) for digit in chosen)
         parts.append((each, tuple(own)))
     tree = _nest(draw, parts)
+    buffers: tuple[tuple[str, int], ...] = ()
+    if len(parts) > 1 and draw(st.integers(0, 9)) == 9:
+        cut = draw(st.integers(1, len(parts) - 1))
+        k, v = _nest(draw, parts[:cut]), _nest(draw, parts[cut:])
+        tree, buffers = Struct(span(k) + span(v), ((0, k), (span(k), v))), (("first", span(k)), ("second", span(v)))
     grows = any(axes[name].grows for each in fields for name in each.axes)
     used = {name for each in fields for name in each.axes}
-    return Page(tree, {name: axis for name, axis in axes.items() if name in used}, block if grows else None)
+    return Page(tree, {name: axis for name, axis in axes.items() if name in used}, block if grows else None, buffers)
 
 
 def _nest(draw: st.DrawFn, parts: list[tuple[_Field, _Digits]], padded: bool = False) -> Node:

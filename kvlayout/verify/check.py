@@ -152,7 +152,7 @@ class _GroupChecker:
         src, dst = self.src.address(piece.fields), self.dst.address(piece.fields)
         if src is None or dst is None or any(name not in paired for name in piece.fields):
             text = f"{'+'.join(piece.fields) or 'no field'} are no fields that lie side by side on both sides"
-            return Fault("outside", piece.dst_offset, text)
+            return Fault("outside", None, text)  # the label is wrong; whether a byte is was not asked
         shift = tuple(self.src.origin(piece.src_rank, name) - self.dst.origin(rank, name) for name in dst.names[:-1])
         key = (piece.fields, shift, *_where(piece))
         if key not in self._resolved:
@@ -189,8 +189,10 @@ class _GroupChecker:
 
     def _fault(self, rank: int, piece: Piece, fault: Fault) -> Finding:
         where = f"{self.where}, rank {rank}, {'+'.join(piece.fields)} from source rank {piece.src_rank}"
-        if fault.kind == "unproved" or fault.offset is None:
+        if fault.kind == "unproved":
             return Finding("unproved", problem(_CODES[fault.kind], where, fault.message))
+        if fault.offset is None:
+            return Finding("refuted", problem(_CODES[fault.kind], where, fault.message))
         witness = Witness(fault.kind, self.group.name, rank, piece.dst_block, fault.offset)
         return Finding("refuted", problem(_CODES[fault.kind], where, fault.message, witness=str(witness)), witness)
 

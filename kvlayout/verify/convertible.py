@@ -16,12 +16,18 @@ from kvlayout.verify.sides import SideView
 
 __all__ = ["layer_problems", "page_problems", "paired_fields", "pairing_problems"]
 
+MAX_RANKS = 65_536
+"""Ranks of a stage, above which nothing that walks over the ranks of a plan would end soon."""
+
 
 def layer_problems(plan: Plan, where: str) -> Iterator[Problem]:
     """Parallel sizes, pipeline stages and layers that no pair of sides has."""
     for name, side in (("source", plan.src), ("destination", plan.dst)):
         if min(side.tp, side.pcp, side.dcp, side.interleave, *side.stages) < 1:
             yield problem("KVL309", where, f"a parallel size of the {name} is below 1")
+        elif side.stage_ranks > MAX_RANKS:
+            text = f"the {name} has {side.stage_ranks} ranks in a stage"
+            yield problem("KVL309", where, text, expected=f"at most {MAX_RANKS}")
     layers = [sum(side.stages) for side in (plan.src, plan.dst)]
     if layers[0] != layers[1]:
         text = "the pipeline stages of the two sides hold another number of layers"
@@ -30,6 +36,8 @@ def layer_problems(plan: Plan, where: str) -> Iterator[Problem]:
         ascending = sorted(set(group.layers)) == list(group.layers)
         if not ascending or not group.layers or group.layers[0] < 0 or group.layers[-1] >= layers[0]:
             yield problem("KVL309", where, f"the layers of group '{group.name}' are not ascending layers of the stages")
+    if not plan.groups:
+        yield problem("KVL309", where, "the plan has no groups, so there is nothing to prove")
     if len({group.name for group in plan.groups}) != len(plan.groups):
         yield problem("KVL309", where, "two groups have one name")
 
@@ -83,9 +91,21 @@ def pairing_problems(where: str, group: Group, src: SideView, dst: SideView) -> 
                 yield problem(
                     "KVL307", where, f"axis '{axis_name}' of field '{name}' has another size on the two sides"
                 )
+    if not paired:
+        yield problem("KVL307", where, "the two pages have no field in common")
     text = _template(group, src, dst, paired)
     if text is not None:
         yield problem("KVL307", where, text)
+    for view, side in ((src, "source"), (dst, "destination")):
+        for axis_name in dict.fromkeys(axis for name in paired for axis in view.leaves[name].axes):
+            cut = view.uneven(axis_name)
+            if cut is not None:
+                yield problem(
+                    "KVL308",
+                    where,
+                    f"axis '{axis_name}' of the {side} is cut every {cut} units",
+                    expected=f"multiples of {view.page.axes[axis_name].granule}",
+                )
 
 
 def _unequal_atoms(name: str, a: Leaf | None, b: Leaf | None) -> str | None:

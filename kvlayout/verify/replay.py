@@ -100,6 +100,16 @@ class _Side:
             return axis.size
         return axis.size * self.blocks * (self.parallel.cp if axis.shard == "cp" else 1)
 
+    def reaches(self, begin: int, offsets: Ints) -> NDArray[np.bool_]:
+        """Which bytes a piece that begins at `begin` can reach: those of the page, and of the same buffer of it."""
+        low, high = 0, self.nbytes
+        for _, size in self.page.buffers:
+            if low + size > begin:
+                high = low + size
+                break
+            low += size
+        return np.asarray((low <= offsets) & (offsets < high))
+
     def ids(self, rank: int, numbering: dict[str, _Numbers], limits: dict[str, int]) -> Ints:
         """(blocks, page bytes) of ids; a coordinate at or above its axis's limit holds nothing."""
         filled = np.full((self.blocks, self.nbytes), NOTHING, np.int64)
@@ -182,7 +192,7 @@ class GroupPages:
             if not known or not 0 <= piece.dst_block < self.dst.blocks:
                 yield from self._at("outside", rank, piece.dst_block, dst_at)
                 continue
-            there = (0 <= dst_at) & (dst_at < self.dst.nbytes)
+            there = self.dst.reaches(piece.dst_offset, dst_at)
             yield from self._at("outside", rank, piece.dst_block, dst_at[~there])
             from_ = self._read(piece, src_at)
             yield from self._at("source", rank, piece.dst_block, dst_at[from_ == NOTHING])
@@ -223,7 +233,7 @@ class GroupPages:
         """The ids that a piece reads; nothing where there is no such page, no payload, or none of its fields."""
         ids = np.full(len(src_at), NOTHING, np.int64)
         if 0 <= piece.src_rank < self.src.ranks and 0 <= piece.src_block < self.src.blocks:
-            inside = (0 <= src_at) & (src_at < self.src.nbytes)
+            inside = self.src.reaches(piece.src_offset, src_at)
             ids[inside] = self.sources[piece.src_rank][piece.src_block, src_at[inside]]
         return self._named(ids, piece.fields)
 

@@ -19,6 +19,9 @@ __all__ = ["Box", "Fault", "resolve"]
 MAX_PARTS = 20_000
 """Parts that one piece may fall into before the checker gives up, saying so."""
 
+MAX_LOOPS = 300
+"""Loops of one piece: there are no more than digits on both sides, and a page has at most 100 levels."""
+
 _Loop = tuple[int, int, int]
 
 
@@ -49,6 +52,8 @@ def resolve(piece: Piece, src: Address, dst: Address, shift: Vector) -> list[Box
     loops = (*piece.loops, (piece.nbytes, 1, 1))
     if any(count < 1 for count, _, _ in loops):
         return boxes  # moves nothing; coverage says what is missing
+    if len(loops) > MAX_LOOPS:
+        return Fault("unproved", None, f"a nest of more than {MAX_LOOPS} loops is not looked at")
     src_at, dst_at, forward = piece.src_offset, piece.dst_offset, []
     for count, ss, ds in loops:  # turn backward loops round: the same moves in another order
         if ds < 0:
@@ -66,10 +71,8 @@ def resolve(piece: Piece, src: Address, dst: Address, shift: Vector) -> list[Box
             if ds == 0:
                 return Fault("twice", dst_at, f"a loop of {count} writes the same byte each time")
         backward = next((index for index, (_, ss, _) in enumerate(loops) if ss < 0), None)
-        if backward is None:
-            cut = _first_carry(src, starts[0], dst, starts[1], loops)
-        else:  # no canonical nest reads backward: step by step, so that what is wrong is shown
-            cut = backward, 1, False
+        # No canonical nest reads backward; step by step what is wrong is shown.
+        cut = (backward, 1, False) if backward is not None else _first_carry(src, starts[0], dst, starts[1], loops)
         if cut is None:
             fault = _unequal_step(src, dst, src_at, dst_at, loops)
             if fault is not None:

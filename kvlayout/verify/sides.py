@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlayout.ir import Leaf, Page, Parallel, leaves
+from kvlayout.ir import Leaf, Page, Parallel, buffer_starts, leaves
 
 __all__ = ["Address", "SideView", "Vector"]
 
@@ -101,6 +101,18 @@ class SideView:
             return cp_rank * self._interleave(axis.size) if parallel.cp > 1 else 0
         return 0
 
+    def uneven(self, axis_name: str) -> int | None:
+        """The length of a share, block or run of an axis that is no multiple of its granule, or None."""
+        axis, parallel = self.page.axes[axis_name], self.parallel
+        lengths = []
+        if axis.grows:
+            lengths.append(axis.size)
+        if axis.shard == "tp" and parallel.tp > 1 and axis.size > 1:
+            lengths.append(max(1, axis.size // parallel.tp))
+        if axis.shard == "cp" and parallel.cp > 1:
+            lengths.append(self._interleave(axis.size))
+        return next((length for length in lengths if length % axis.granule), None)
+
     def _interleave(self, block_units: int) -> int:
         tokens = self.page.block or block_units
         units, rest = divmod(self.parallel.interleave * block_units, tokens)
@@ -115,11 +127,13 @@ class SideView:
     def _make(self, fields: tuple[str, ...]) -> Address | None:
         if not fields or any(name not in self.leaves for name in fields):
             return None
-        first, end = self.leaves[fields[0]], 0
+        first, end, starts = self.leaves[fields[0]], 0, buffer_starts(self.page)
         for name in fields:
             leaf = self.leaves[name]
             if (leaf.digits, leaf.axes) != (first.digits, first.axes) or leaf.base != first.base + end:
                 return None
+            if end and leaf.base in starts:
+                return None  # beside each other in the page, but in two buffers
             end += leaf.nbytes
         names = (*sorted(first.axes), "byte")
         rows: list[tuple[int, int, int, int]] = [(1, end, len(names) - 1, 1)]

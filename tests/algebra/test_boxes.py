@@ -89,9 +89,7 @@ def test_empty_and_inverted_boxes_are_refused(size: Size) -> None:
         index = rng.randrange(len(target))
         axes = len(target[index])
         bad = set(rng.sample(range(axes), rng.randint(1, axes)))
-        target[index] = tuple(
-            (hi, lo) if axis in bad else (lo, hi) for axis, (lo, hi) in enumerate(target[index])
-        )
+        target[index] = tuple((hi, lo) if axis in bad else (lo, hi) for axis, (lo, hi) in enumerate(target[index]))
         if rng.random() < 0.3:
             axis = rng.choice(sorted(bad))
             lo = target[index][axis][0]

@@ -6,9 +6,9 @@
 2. The same plan over pages of 64 KB and of 64 GB.
 3. `python -m kvlayout verify` over all shipped specs, cold, wall time.
 4. A peer: Mooncake's reshard planner on a KV-shaped array, heads tp=8 -> tp=4, beside ours. `--peer` names an
-   interpreter that has `mooncake-transfer-engine` (default: this one). The peer plans, and derives the geometry of its
-   regions twice; it has no separate proof. Ours plans and proves, once with the layers in one group, which share a plan,
-   and once with each layer in a group of its own, which is how the peer sees them.
+   interpreter that has `mooncake-transfer-engine` (default: this one). The peer plans and has no separate proof. Ours
+   plans and proves: once with all layers in one group, which share a plan, and once with each layer in a group of its
+   own, which is how the peer sees them.
 """
 
 from __future__ import annotations

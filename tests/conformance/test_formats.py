@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
-from oracles.positions import FORMATS, NotLoadable, page_bytes
+from oracles.parts import Ints
+from oracles.positions import FORMATS, NotLoadable, page_bytes, positions
 
 import kvlayout
 from kvlayout.data import specs_dir
-from kvlayout.ir import leaves, span
+from kvlayout.ir import Leaf, leaves, span
 from kvlayout.spec.formats import Format, load_format, shipped_formats
 from kvlayout.spec.grammar import KvDtypesFile
 from kvlayout.spec.model import spec_of_format
@@ -140,6 +144,51 @@ def test_examples_expand_to_the_oracles_pages(format: str, params: dict[str, Any
         assert size_and_fields(format, params, side) == (wanted, fields)
         loaded.add(side["tp"])
     assert loaded >= {1, 2}
+
+
+ALSO_CALLED = {
+    "khead": ("k_head",), "kdim": ("k_dim",), "vhead": ("v_head",), "vdim": ("v_dim",),
+    "hdim": ("hdim", "k_dim", "v_dim"), "state": ("state", "token"),
+}  # fmt: skip
+"""What the oracle calls an axis, where it has another name for it."""
+
+
+def offsets(leaf: Leaf, axes: Sequence[str], extents: Sequence[int]) -> Ints:
+    """Byte offset of every atom of a leaf, as an array along `axes`."""
+    at = np.full(extents, leaf.base)
+    for axis, weight, count, stride in leaf.digits:
+        place = axes.index(axis)
+        along = np.arange(extents[place]) // weight % count * stride
+        at += along.reshape([-1 if i == place else 1 for i in range(len(extents))])
+    return at
+
+
+@pytest.mark.parametrize(("format", "params"), EXAMPLES, ids=lambda value: value if isinstance(value, str) else "")
+def test_every_atom_lies_where_the_oracle_says(format: str, params: dict[str, Any]) -> None:
+    """Also what no pair of engines shows, because both sides permute it alike, as the scales of an NVFP4 MLA row."""
+    spec = spec_of(format, params)
+    for side in sides(format)[:4]:
+        tree = spec.page(spec.group("cache"), kvlayout.Engine(**side)).tree
+        found = positions(format, params, side, 0)
+        for leaf in leaves(tree):
+            part = found[leaf.field]
+            assert canonical(leaf.tag) == canonical(part.tag)
+            names = {next(n for n in ALSO_CALLED.get(axis, (axis,)) if n in part.coords): axis for axis in leaf.axes}
+            columns = [part.coords.index(name) for name in names]
+            extents = [int(part.where[:, column].max()) + 1 for column in columns]
+            inner = [column for column in range(len(part.coords)) if column not in columns]
+            atoms = np.zeros(len(part.where), np.int64)  # atoms of the oracle inside one atom of the leaf
+            for column in inner:
+                atoms = atoms * part.extent[column] + part.where[:, column]
+            assert leaf.nbytes == part.atom * prod(part.extent[column] for column in inner)
+            begins = offsets(leaf, list(names.values()), extents)
+            assert begins.size * leaf.nbytes == len(part.where) * part.atom
+            at = begins[tuple(part.where[:, column] for column in columns)] + atoms * part.atom
+            assert (at == part.where[:, -1]).all(), leaf.field
+
+
+def canonical(tag: str) -> str:
+    return {"float8_e4m3": "e4m3", "float8_e5m2": "e5m2"}.get(tag, tag)
 
 
 @pytest.mark.parametrize(("format", "params"), EXAMPLES, ids=lambda value: value if isinstance(value, str) else "")

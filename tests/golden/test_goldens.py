@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from golden.make import HERE, goldens
 
 ALL = list(goldens())

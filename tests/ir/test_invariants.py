@@ -122,9 +122,7 @@ def damaged(rng: Random, page: Page) -> Page:
             index = rng.randrange(len(node.pads))
             offset, nbytes = node.pads[index]
             changed = rng.choice([[(offset + by, nbytes)], [(offset, nbytes + by)], []])
-            new: Node = msgspec.structs.replace(
-                node, pads=(*node.pads[:index], *changed, *node.pads[index + 1 :])
-            )
+            new: Node = msgspec.structs.replace(node, pads=(*node.pads[:index], *changed, *node.pads[index + 1 :]))
         elif kind == 1:
             new = msgspec.structs.replace(node, size=node.size + by)
         elif kind == 2 and len(node.members) > 1:

@@ -12,10 +12,11 @@ import pytest
 from conftest import Size
 from hypothesis import given, settings
 
+from kvlayout.plan.artifact import Plan
 from kvlayout.plan.slicing import Need
 from kvlayout.plan.sources import choose_sources
-from kvlayout.spec.engine import Engine
 from kvlayout.testing.strategies import plans
+from kvlayout.verify.sides import SideView
 
 
 @dataclass
@@ -93,18 +94,20 @@ def test_load_counts_layers() -> None:
     assert chosen([must, free], 2, 3, [100, 1])[1] == [[1], [], [1]]
 
 
-def test_every_need_is_served_by_a_holder_of_it(size: Size) -> None:
-    """On whole plans: the pieces of one rank and field name one source for each class of ranks that hold the same."""
+def test_of_the_ranks_that_hold_the_same_one_gives_all(size: Size) -> None:
+    """On whole plans: a destination rank reads a field from one member of each class of equal source ranks."""
 
     @settings(max_examples=size(50, 1_000, quick=10))
     @given(plans())
-    def run(plan: object) -> None:
-        for group in plan.groups:  # type: ignore[attr-defined]
+    def run(plan: Plan) -> None:
+        for group in plan.groups:
+            side = SideView(group.src, plan.src)
             for moves in group.ranks:
-                seen: dict[tuple[object, ...], int] = {}
+                given_by: dict[tuple[object, ...], int] = {}
                 for piece in moves.pieces:
-                    where = (piece.fields, piece.dst_block, piece.dst_offset)
-                    assert seen.setdefault(where, piece.src_rank) == piece.src_rank
+                    axes = sorted(side.leaves[piece.fields[0]].axes)
+                    share = piece.fields, tuple(side.origin(piece.src_rank, axis) for axis in axes)
+                    assert given_by.setdefault(share, piece.src_rank) == piece.src_rank
 
     run()
 
@@ -135,7 +138,3 @@ def test_plans_do_not_depend_on_the_hash_seed(size: Size, pytestconfig: pytest.C
         }
         assert len(printed) == 1
         assert printed.pop().count("sha256:") == 3
-
-
-def test_the_script_names_engines() -> None:
-    assert str(Engine.parse("tp=4,pp=2")) == "tp=4,pp=2"
