@@ -54,7 +54,11 @@ def _owners(axis: Axis, parallel: Parallel) -> str:
     if axis.shard == "tp" and parallel.tp > 1:
         share = extent_on_rank(axis.size, axis.shard, axis.few, parallel.tp) or 1
         if axis.size >= parallel.tp:
-            return f"{units}, rank r holds [{share}r, {share}r + {share})"
+            return (
+                f"{units}, rank r holds [{share} * r, {share} * r + {share})"
+                if share > 1
+                else f"{units}, rank r holds r"
+            )
         return f"{units}, rank r holds unit r // {parallel.tp // axis.size}"
     common = ", as many as both sides have are moved" if axis.common else ""
     return f"{units}, whole on every rank{common}"

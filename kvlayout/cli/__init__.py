@@ -7,7 +7,7 @@ Every command imports what it needs inside its function, so that `kvlayout --hel
 from __future__ import annotations
 
 import os
-import sys
+import signal
 
 import click
 
@@ -25,7 +25,15 @@ __all__ = ["cli", "main"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="kvlayout")
 def cli() -> None:
-    """Declare how engines lay out KV cache and state pages; get transfer plans that are proved correct."""
+    """Declare how engines lay out KV cache and state pages; get transfer plans that are proved correct.
+
+    An ENGINE is a YAML file, or words as tp=4,order=NHD,block=64,attention.scale_layout=sm100: tp pp dcp pcp (1),
+    interleave (1), stages, block (16), order (LBHNC or HND, LBNHC or NHD), conv (DS, SD), spec_tokens (0), page, family
+    (plain), kv_dtype (auto); GROUP.KEY=VALUE overrides one group.
+
+    Exit codes: 0 all proved; 1 findings, or a refused plan; 2 wrong usage, unreadable input or nothing to do; 101 a
+    fault of kvlayout itself.
+    """
 
 
 for command in (verify_command, plan_command, compile_command, show_command, explain_command, schema_command):
@@ -36,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     from kvlayout.errors import KvLayoutError
 
+    if arguments is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `kvlayout show ... | head` ends quietly, as other tools do
     try:
         return cli.main(args=arguments, prog_name="kvlayout", standalone_mode=False) or 0
     except click.exceptions.NoArgsIsHelpError as error:
@@ -52,10 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
 
         print_problems(error.problems)
         return 2
-    except BrokenPipeError:
-        # The reader of our output went away; nothing is left to say to anyone.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except OSError as error:
         click.echo(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "), err=True)
         return 2

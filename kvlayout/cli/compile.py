@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+from itertools import product
 from pathlib import Path
 
 import click
 
-from kvlayout.cli.output import print_problems
+from kvlayout.cli.output import counted, print_problems
 
 __all__ = ["compile_command"]
 
@@ -27,24 +28,27 @@ def compile_command(specs: tuple[str, ...], sources: tuple[str, ...], destinatio
     from kvlayout.spec.engine import Engine
 
     folder = Path(out)
-    folder.mkdir(parents=True, exist_ok=True)
     plans, refused = [], False
-    for path in specs:
-        spec = load(path)
-        for src in map(Engine.read, sources):
-            for dst in map(Engine.read, destinations):
-                try:
-                    plan = slice_for_tp_transfer(spec, src, dst)
-                except PlanRefused as error:
-                    print_problems(error.problems)
-                    refused = True
-                    continue
-                name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', spec.name)}-{plan.digest.removeprefix('sha256:')[:16]}.json"
-                plan.save(folder / name)
-                plans.append({"spec": spec.name, "src": str(src), "dst": str(dst), "digest": plan.digest, "file": name})
+    loaded = [load(path) for path in dict.fromkeys(specs)]
+    pairs = list(product(map(Engine.read, dict.fromkeys(sources)), map(Engine.read, dict.fromkeys(destinations))))
+    for spec in loaded:  # before anything is written
+        for engine in {engine for pair in pairs for engine in pair}:
+            spec.check_engine(engine)
+    folder.mkdir(parents=True, exist_ok=True)
+    for spec in loaded:
+        for src, dst in pairs:
+            try:
+                plan = slice_for_tp_transfer(spec, src, dst)
+            except PlanRefused as error:
+                print_problems(error.problems)
+                refused = True
+                continue
+            name = f"{re.sub(r'[^A-Za-z0-9._-]+', '-', spec.name)}-{plan.digest.removeprefix('sha256:')[:16]}.json"
+            plan.save(folder / name)
+            plans.append({"spec": spec.name, "src": str(src), "dst": str(dst), "digest": plan.digest, "file": name})
     index = folder / "index.json"
     partial = folder / f".index.{os.getpid()}.partial"
     partial.write_text(json.dumps({"format_version": FORMAT_VERSION, "plans": plans}, indent=2) + "\n")
     os.replace(partial, index)
-    click.echo(f"{len(plans)} plans proved, written to {folder}")
+    click.echo(f"{counted(len(plans), 'plan')} proved, written to {folder}")
     return 1 if refused else 0

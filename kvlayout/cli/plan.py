@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_command"]
 
+MAX_RUNS = 2_000_000
+"""Runs that `--runs` prints; more would take gigabytes of memory and text."""
+
 
 @click.command("plan")
 @click.argument("spec", type=click.Path())
@@ -28,19 +31,26 @@ def plan_command(
 ) -> int:
     """Compile and prove one plan from SPEC and print it."""
     from kvlayout.api import load, slice_for_tp_transfer
-    from kvlayout.errors import PlanRefused
+    from kvlayout.errors import KvLayoutError, PlanRefused
     from kvlayout.spec.engine import Engine
 
-    model = load(spec)
-    other = None if dst_spec is None else load(dst_spec)
     try:
+        model = load(spec)
+        other = None if dst_spec is None else load(dst_spec)
         plan = slice_for_tp_transfer(model, Engine.read(src), Engine.read(dst), other, group=group)
-    except PlanRefused as error:
+    except KvLayoutError as error:
+        refused = isinstance(error, PlanRefused)
         if output == "json":
-            print_json({"verdict": "refused", "problems": [each.as_json() for each in error.problems]})
+            verdict = "refused" if refused else "unreadable"
+            print_json({"verdict": verdict, "problems": [each.as_json() for each in error.problems]})
         else:
             print_problems(error.problems)
-        return 1
+        return 1 if refused else 2
+    if runs and plan.run_count > MAX_RUNS:
+        raise click.UsageError(
+            f"--runs would print {plan.run_count} runs, more than {MAX_RUNS}; the plan itself has "
+            f"{plan.cost.pieces} pieces: leave --runs away, or name a --group"
+        )
     if out is not None:
         plan.save(out)
     if output == "json":

@@ -49,15 +49,17 @@ def show_command(spec: str, engine: str, group: str | None) -> int:
 
 
 def _show(model: Spec, side: Engine, group: str | None) -> None:
+    from kvlayout.api import plan_pair
     from kvlayout.spec.model import parallel_of
     from kvlayout.view import page_text
 
     model.check_engine(side)
+    plan_pair(model, side, side)  # refused when no engine can hold these pages
     shown = model.groups if group is None else (model.group(group),)
     parallel = parallel_of(model, side)
     pages = [(each, model.page(each, side)) for each in shown]
     params = ""
-    if model.path is None:
+    if model.path is None and model.groups[0].params:
         params = " with " + ", ".join(f"{name}={value}" for name, value in model.groups[0].params.items())
     click.echo(f"{model.name}{params} on {side}")
     for each, page in pages:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvlayout.api import check, plan_pair
@@ -47,6 +47,7 @@ class Sweep:
     tp: tuple[int, ...] = ()
     report: Report = field(default_factory=Report)
     skipped: list[Problem] = field(default_factory=list)
+    engines_only: bool = True
     unreadable: bool = False
     findings: bool = False
     _digests: set[str] = field(default_factory=set)
@@ -73,8 +74,11 @@ class Sweep:
                 self.unreadable = True
                 self.report.add(error.problems)
                 return
-        if not any(reason is None for reason in loads.values()):
-            self._find(next(reason for reason in loads.values() if reason is not None).problems)
+        for side in (job.sources, job.destinations):
+            reasons = [loads[engine] for engine in side]
+            if all(reason is not None and reason.unloadable for reason in reasons):
+                self._find(next(reason for reason in reasons if reason is not None).problems)
+                break
         for engine, reason in loads.items():
             if reason is not None and job.spec.tp is not None and engine.tp in job.spec.tp and not self._asked:
                 self._find(reason.problems)
@@ -83,8 +87,7 @@ class Sweep:
                 self.report.pairs += 1
                 missing = loads[src] or loads[dst]
                 if missing is not None:
-                    self.report.unloadable += 1
-                    self.skipped += missing.problems
+                    self._skip(job.spec, src, dst, missing)
                 else:
                     self._pair(job.spec, src, dst, planner, checker)
                 advance()
@@ -107,11 +110,7 @@ class Sweep:
         try:
             plan = plan_pair(spec, src, dst, planner=planner)
         except PlanRefused as error:
-            if error.unloadable:
-                self.report.unloadable += 1
-            else:
-                self.report.refused += 1
-            self.skipped += error.problems
+            self._skip(spec, src, dst, error)
             return
         found = digest(plan)
         verdict = checker.check(plan, f"{spec.name}: plan {src} -> {dst}", found)
@@ -121,19 +120,37 @@ class Sweep:
         if not verdict.proved:
             self._find(verdict.problems)
 
+    def _skip(self, spec: Spec, src: Engine, dst: Engine, reason: PlanRefused) -> None:
+        if reason.unloadable:
+            self.report.unloadable += 1
+        else:
+            self.report.refused += 1
+        where = f"{spec.name}: plan {src} -> {dst}"
+        self.skipped += (
+            replace(
+                each, severity="note", message=f"{where}: {each.message}" if where not in each.where else each.message
+            )
+            for each in reason.problems
+        )
+
     def _find(self, problems: tuple[Problem, ...]) -> None:
         self.findings = True
         self.report.add(problems)
 
     def _jobs_of(self, path: Path) -> Iterator[Job]:
         if path.suffix == ".json":
+            self.engines_only = False
             self._artifact(path)
             return
         kind = kind_of(path)
+        if kind == "engine":
+            Engine.load(path)
+            return
+        self.engines_only = False
         self.report.specs += 1
         if kind == "model":
             yield self._job(path, load_spec(path))
-        elif kind == "format":
+        else:
             loaded = load_format(path)
             if not loaded.file.examples:
                 where = loaded.where()
@@ -142,8 +159,6 @@ class Sweep:
                 )
             for index, example in enumerate(loaded.file.examples):
                 yield self._job(path, spec_of_format(loaded, example, loaded.where("examples", index)))
-        else:
-            Engine.load(path)
 
     def _job(self, path: Path, spec: Spec) -> Job:
         sources = self.sources or self._default_engines(spec)
@@ -179,11 +194,20 @@ def files_of(paths: Sequence[str]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            inside = [each for end in ("*.yaml", "*.yml", "*.json") for each in path.rglob(end)]
-            files += sorted(each for each in inside if each.name not in ("index.json", "kv_dtypes.yaml"))
+            files += sorted(each for end in ("*.yaml", "*.yml", "*.json") for each in path.rglob(end) if _is_ours(each))
         else:
             files.append(path)
     return files
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file found in a folder is a spec or an artifact, and not an index, a table or a schema beside them."""
+    if path.name in ("index.json", "kv_dtypes.yaml") or not path.is_file():
+        return False
+    if path.suffix == ".json":
+        with path.open("rb") as file:
+            return b'"$schema"' not in file.read(4096)
+    return True
 
 
 def kind_of(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvlayout.cli.output import FORMAT_OPTION, print_json, print_problems
+from kvlayout.cli.output import FORMAT_OPTION, counted, print_json, print_problems
 
 if TYPE_CHECKING:
     from kvlayout.cli.sweep import Sweep
@@ -50,11 +50,17 @@ def verify_command(
     files = files_of(paths)
     if not files:
         raise click.UsageError("there is nothing to verify in " + ", ".join(paths))
+    if sources and destinations and sizes is not None:
+        raise click.UsageError("--tp gives the sizes of default engines, but both sides are named")
     jobs = sweep.jobs(files)
+    if sweep.engines_only and not sweep.unreadable:
+        raise click.UsageError("these are engine files, which prove nothing alone; give them as --src and --dst")
     with _progress(sum(job.pairs for job in jobs), hidden=quiet or output == "json") as advance:
         for job in jobs:
             sweep.run(job, advance)
     if output == "json":
+        if verbose:
+            sweep.report.add(tuple(dict.fromkeys(sweep.skipped)))
         print_json(sweep.report.as_json())
     else:
         _print_text(sweep, quiet, verbose, time.monotonic() - started)
@@ -88,12 +94,11 @@ def _print_text(sweep: Sweep, quiet: bool, verbose: bool, seconds: float) -> Non
     from kvlayout.errors import Problem
 
     report = sweep.report
-    print_problems(
-        [Problem(**{name: getattr(each, name) for name in each.__struct_fields__}) for each in report.problems]
-    )
+    found = [Problem(**{name: getattr(each, name) for name in each.__struct_fields__}) for each in report.problems]
+    print_problems(found, to_stderr=False)
     if verbose:
         for skipped in dict.fromkeys(sweep.skipped):
-            click.echo(f"not proved, by its nature: {skipped}")
+            click.echo(str(skipped))
     if quiet:
         return
     for artifact in report.artifacts:
@@ -102,5 +107,8 @@ def _print_text(sweep: Sweep, quiet: bool, verbose: bool, seconds: float) -> Non
         counts = ", ".join(
             f"{getattr(report, name)} {name}" for name in ("proved", "refuted", "unproved", "refused", "unloadable")
         )
-        click.echo(f"{report.specs} specs, {report.pairs} engine pairs, {report.plans} different plans: {counts}")
+        specs, pairs, plans = (
+            counted(report.specs, "spec"), counted(report.pairs, "engine pair"), counted(report.plans, "different plan")
+        )  # fmt: skip
+        click.echo(f"{specs}, {pairs}, {plans}: {counts}")
         click.echo(f"in {seconds:.1f} s")

@@ -55,7 +55,7 @@ def pair_pages(where: str, src: Page, src_parallel: Parallel, dst: Page, dst_par
         if src_leaf is None:
             continue
         if "any" in (src_leaf.tag, dst_leaf.tag):
-            if src_leaf.nbytes == dst_leaf.nbytes:
+            if src_leaf.nbytes == dst_leaf.nbytes and set(src_leaf.axes) == set(dst_leaf.axes):
                 pairs.append((src_leaf, dst_leaf))
         elif (src_leaf.nbytes, src_leaf.tag) != (dst_leaf.nbytes, dst_leaf.tag):
             problems.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvlayout.ir import Parallel, span
-from kvlayout.plan.artifact import Document, Group, Piece
+from kvlayout.plan.artifact import Document, Group, Piece, Plan
 
 __all__ = ["plan_text"]
 
@@ -16,7 +16,8 @@ MAX_ROWS = 200
 def plan_text(document: Document) -> str:
     """The whole plan: what it is, then for each group and destination rank what moves."""
     plan = document.plan
-    lines = [f"plan {_sizes(plan.src)} -> {_sizes(plan.dst)}", f"digest {document.digest}"]
+    src, dst = (str(document.meta.get(side) or _sizes(sizes)) for side, sizes in (("src", plan.src), ("dst", plan.dst)))
+    lines = [f"plan {src} -> {dst}", f"digest {document.digest}", *_stage_lines(plan)]
     for group in plan.groups:
         lines += ["", *_group_lines(group)]
     return "\n".join(lines)
@@ -34,12 +35,25 @@ def _sizes(parallel: Parallel) -> str:
     return ",".join(words)
 
 
+def _stage_lines(plan: Plan) -> Iterator[str]:
+    """Where layers lie, when a side has pipeline stages: the table below counts ranks inside a stage."""
+    for name, side in (("source", plan.src), ("destination", plan.dst)):
+        if len(side.stages) > 1:
+            first, parts = 0, []
+            for stage, count in enumerate(side.stages):
+                ranks = f"ranks {stage * side.stage_ranks}..{(stage + 1) * side.stage_ranks - 1}"
+                parts.append(f"layers {first}..{first + count - 1} on {ranks}")
+                first += count
+            yield f"{name} stages: {'; '.join(parts)} (ranks below count inside a stage)"
+
+
 def _group_lines(group: Group) -> Iterator[str]:
     pages = f"pages of {span(group.src.tree)} -> {span(group.dst.tree)} bytes"
     blocks = ""
     if (group.src_blocks, group.dst_blocks) != (1, 1):
-        blocks = f", {group.src_blocks} source blocks make {group.dst_blocks}"
-    yield f"group {group.name}: {len(group.layers)} layers, {pages}{blocks}"
+        blocks = f", {group.src_blocks} source to {group.dst_blocks} destination blocks"
+    layers = "1 layer" if len(group.layers) == 1 else f"{len(group.layers)} layers"
+    yield f"group {group.name}: {layers}, {pages}{blocks}"
     rows = [("rank", "fields", "from", "source", "destination", "moves")]
     left = 0
     for moves in group.ranks:

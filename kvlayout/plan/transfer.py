@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvlayout.algebra.nests import Nest, run_count
+from kvlayout.errors import ArtifactError, problem
 from kvlayout.ir import Parallel, buffer_starts, span
 from kvlayout.plan.artifact import Document, Group, Piece, encode
 from kvlayout.plan.text import plan_text
@@ -151,6 +152,13 @@ class TransferPlan:
         return read
 
     @property
+    def run_count(self) -> int:
+        """How many rows `runs()` has for all entries together, before neighbours are merged."""
+        return sum(
+            _run_count(piece) for group in self.groups for entry in self.entries(group.name) for piece in entry.pieces
+        )
+
+    @property
     def cost(self) -> Cost:
         """Runs, bytes and pieces of the whole plan."""
         runs = nbytes = pieces = 0
@@ -163,12 +171,18 @@ class TransferPlan:
         return Cost(runs, nbytes, pieces)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the artifact: to a temporary file beside it first, so that a reader never sees half of one."""
+        """Write the artifact: to a temporary file beside it first, so that a reader never sees half of one.
+
+        Raises ArtifactError when that cannot be done; then what stood there before still does.
+        """
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             partial.write_bytes(encode(self.document))
             os.replace(partial, target)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ArtifactError(problem("KVL406", str(target), f"cannot write the artifact: {reason}")) from None
         finally:
             partial.unlink(missing_ok=True)
 

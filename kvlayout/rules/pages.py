@@ -157,4 +157,10 @@ TABLE: tuple[Rule, ...] = (
         "A block id covers block * cp tokens of an axis that is dealt out to context-parallel ranks, and block tokens "
         "of one that is not; block b of the page would mean two different stretches of tokens.",
     ),
+    Rule(
+        "KVL134",
+        "an axis that no field lies along",
+        "Put the axis into the arrays of its fields, or take it away.",
+        "A forgotten axis makes a page of one unit, which still looks legal: a page with one head instead of eight.",
+    ),
 )

@@ -119,4 +119,10 @@ TABLE: tuple[Rule, ...] = (
         "Use the artifact whose digest you pinned, or pin the digest of this one after looking at it.",
         "A pinned digest says which plan was examined; any other plan, however right, was not.",
     ),
+    Rule(
+        "KVL406",
+        "the artifact cannot be written",
+        "Give a path in a folder that exists and may be written to.",
+        "An artifact appears whole or not at all; what stood at its place before is left as it was.",
+    ),
 )

@@ -36,6 +36,9 @@ MAX_TEXT = 10_000
 _LIMITS = {"tp": 4096, "pp": 4096, "dcp": MAX_CP, "pcp": MAX_CP, "spec_tokens": 2**20}
 _MAX_VALUE = 2**62
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+DEFAULT_BLOCK = 16
+"""Tokens a block where neither the engine nor the group says so."""
+
 OVERRIDABLE = ("format", "block", "order", "conv", "page", "spec_tokens")
 _CHOICES: dict[str, dict[str, str]] = {
     "order": ORDERS, "conv": {"DS": "DS", "SD": "SD"}, "family": {name: name for name in FAMILIES},
@@ -159,7 +162,8 @@ class Engine:
         words = []
         for each in fields(self):
             value = getattr(self, each.name)
-            if each.name != "groups" and (each.name == "tp" or value != each.default):
+            said = value not in (None, DEFAULT_BLOCK) if each.name == "block" else value != each.default
+            if each.name != "groups" and (each.name == "tp" or said):
                 words.append(f"{each.name}={value}")
         for group in sorted(self.groups):
             words += [f"{group}.{name}={value}" for name, value in sorted(self.groups[group].items())]

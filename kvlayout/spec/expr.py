@@ -33,13 +33,24 @@ from kvlayout.spec.expr_parse import (
     Equal,
     Expr,
     ExprError,
+    ExprValueError,
     Program,
     closest,
     parse,
     shorten,
 )
 
-__all__ = ["DTYPES", "Expr", "ExprError", "Value", "canonical_tag", "evaluate", "parse", "unknown_name"]
+__all__ = [
+    "DTYPES",
+    "Expr",
+    "ExprError",
+    "ExprValueError",
+    "Value",
+    "canonical_tag",
+    "evaluate",
+    "parse",
+    "unknown_name",
+]
 
 Value = int | bool | str
 
@@ -97,9 +108,9 @@ def evaluate(expr: Expr, env: Mapping[str, Value], *, enums: Mapping[str, Collec
             try:
                 stack[-1] = a = argument[1](a, b)
             except ZeroDivisionError:
-                raise ExprError(f"{argument[0]!r} divides by {b}", column) from None
+                raise ExprValueError(f"{argument[0]!r} divides by {b}", column) from None
             if not -MAX_RESULT <= a <= MAX_RESULT:
-                raise ExprError(f"the result of {argument[0]!r} is beyond 2**62", column)
+                raise ExprValueError(f"the result of {argument[0]!r} is beyond 2**62", column)
         elif operation == EQUAL:
             b = stack.pop()
             a = stack[-1]
@@ -126,7 +137,7 @@ def evaluate(expr: Expr, env: Mapping[str, Value], *, enums: Mapping[str, Collec
             _truth(stack[-1], argument, column)
     result: Value = stack[0]
     if type(result) is int and not -MAX_RESULT <= result <= MAX_RESULT:
-        raise ExprError("the value is beyond 2**62", 0)
+        raise ExprValueError("the value is beyond 2**62", 0)
     return result
 
 

@@ -16,7 +16,17 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-__all__ = ["MAX_NESTING", "MAX_RESULT", "MAX_TEXT", "Expr", "ExprError", "closest", "parse", "shorten"]
+__all__ = [
+    "MAX_NESTING",
+    "MAX_RESULT",
+    "MAX_TEXT",
+    "Expr",
+    "ExprError",
+    "ExprValueError",
+    "closest",
+    "parse",
+    "shorten",
+]
 
 MAX_TEXT = 1000
 MAX_NESTING = 50
@@ -30,6 +40,10 @@ class ExprError(ValueError):
         super().__init__(message)
         self.message = message
         self.column = column
+
+
+class ExprValueError(ExprError):
+    """An expression that is well formed but has no value for these names' values; it may have one for others."""
 
 
 # An instruction is (operation, argument, column). The operations, with what they take from the stack:
@@ -187,7 +201,9 @@ class _Parser:
             )
         self._reduce(-1)
         if self.pending:
-            raise ExprError("'(' is not closed", self.pending[-1].column)
+            raise ExprError(
+                "'(' is not closed; inside { } quote an expression that holds a comma", self.pending[-1].column
+            )
         program = self.operands.pop()
         if len(program) == 1 and program[0][0] == NAME:
             return ((WORD, *program[0][1:]),)

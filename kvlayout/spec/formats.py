@@ -8,6 +8,7 @@ promises.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from kvlayout.data import specs_dir
 from kvlayout.errors import SpecError, one_of, problem, shown
 from kvlayout.rules import RULES
-from kvlayout.spec.grammar import EXPRESSION_WORDS, FormatFile
+from kvlayout.spec.grammar import EXPRESSION_WORDS, ArrayNode, Buffers, ChooseNode, FormatFile, NodeModel, StructNode
 from kvlayout.spec.source import Source, read_source
 from kvlayout.spec.validate import Located, validated
 from kvlayout.spec.validate import Path as KeyPath
@@ -29,12 +30,16 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Format:
-    """A format ready to be expanded, and the places of its parts. Compared by identity: each is loaded once."""
+    """A format ready to be expanded, and the places of its parts. Compared by identity: each is loaded once.
+
+    `parents`: the formats that it extends, nearest first.
+    """
 
     name: str
     located: Located
     file: FormatFile
     base: KeyPath = ()
+    parents: tuple[str, ...] = ()
 
     def where(self, *path: str | int) -> str:
         """The place of a part of the format."""
@@ -97,7 +102,7 @@ def _shipped(name: str) -> Format:
 def _load(path: Path) -> Format:
     located = _merge(path, read_source(path), ())
     file = validated(FormatFile, located)
-    loaded = Format(file.format, located, file)
+    loaded = Format(file.format, located, file, parents=tuple(_parents(located)))
     check_names(loaded)
     return loaded
 
@@ -124,6 +129,12 @@ def _merge(path: Path, source: Source, seen: tuple[Path, ...]) -> Located:
     return _Merged(data, source, parent)
 
 
+def _parents(located: Located) -> Iterator[str]:
+    while isinstance(located, _Merged):
+        located = located.parent
+        yield str(located.data["format"])
+
+
 def _over(parent: Any, own: Any, path: KeyPath) -> Any:
     if not isinstance(parent, dict) or not isinstance(own, dict) or path == ("page",):
         return own
@@ -144,7 +155,8 @@ def _find(name: str, used_in: Path | None, where: str) -> Path:
         places = [used_in.parent / f"{name}.yaml", used_in.parent.parent / "formats" / f"{name}.yaml"]
     # A model may have the name of a format: only files that say they are formats count.
     local = [place for place in places if place.is_file() and "format" in read_source(place).data]
-    local = [place for place in local if place.resolve() != shipped.resolve()]
+    # A checkout beside an installed copy holds the very files that the copy was made from.
+    local = [place for place in local if not (shipped.is_file() and place.read_bytes() == shipped.read_bytes())]
     if local and shipped.is_file():
         raise SpecError(problem("KVL113", where, f"'{name}' is a shipped format, and {local[0]} is another one"))
     if local:
@@ -168,6 +180,12 @@ def check_names(loaded: Format) -> None:
                     )
                 )
             taken[name] = "a parameter" if section == "params" else "a let name"
+    used = set(_axes_of(loaded.file.page))
+    inherited = loaded.located.parent.data.get("axes", {}) if isinstance(loaded.located, _Merged) else {}
+    for name in loaded.file.axes:
+        if name not in used and name not in inherited:
+            where = loaded.located.where((*loaded.base, "axes", name), key=True)
+            raise SpecError(problem("KVL134", where, f"no field lies along axis '{name}'"))
     for index, requirement in enumerate(loaded.file.require):
         rule = RULES.get(requirement.code)
         if rule is not None:
@@ -175,3 +193,21 @@ def check_names(loaded: Format) -> None:
                 problem("KVL132", loaded.where("require", index, "code"), f"the code means: {rule.title}",
                         expected="a code that starts with X", got=requirement.code)
             )  # fmt: skip
+
+
+def _axes_of(page: Buffers | NodeModel) -> Iterator[str]:
+    """The axes that any case of a page lies along or factors; `order` means head and token."""
+    stack = list(page.buffers.values()) if isinstance(page, Buffers) else [page]
+    while stack:
+        node = stack.pop().root
+        if isinstance(node, tuple):
+            stack += node
+        elif isinstance(node, ArrayNode | StructNode | ChooseNode):
+            yield from node.digits or ()
+            if isinstance(node, ArrayNode):
+                names = node.array if isinstance(node.array, tuple) else (node.array,)
+                yield from ("head", "token") if "order" in names else ()
+                yield from names
+                stack.append(node.of)
+            else:
+                stack += node.struct if isinstance(node, StructNode) else node.cases.values()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvlayout.errors import PlanRefused, Problem, SpecError, one_of, problem, shown
 from kvlayout.ir import Page, Parallel, canonical_json
-from kvlayout.spec.engine import OVERRIDABLE, Engine
+from kvlayout.spec.engine import DEFAULT_BLOCK, OVERRIDABLE, Engine
 from kvlayout.spec.expand import expand
 from kvlayout.spec.expr import DTYPES
 from kvlayout.spec.formats import Format, check_names, find_format
@@ -21,7 +21,6 @@ from kvlayout.spec.validate import validated
 
 __all__ = ["CacheGroup", "Spec", "load_spec", "parallel_of", "spec_of_format"]
 
-DEFAULT_BLOCK = 16
 MAX_LAYERS = 100_000
 """Layers of a model; also of all groups together, which each keep their own."""
 
@@ -70,8 +69,18 @@ class Spec:
         page = self._pages.get(key)
         if page is None:
             where = f"engine '{engine}', group '{group.name}'"
-            scope = Scope(fmt, params, words, group.where if fmt is group.format else where, places)
-            page = expand(scope, engine.tp, int(words["block"]), page_bytes, where)
+            try:
+                scope = Scope(fmt, params, words, group.where if fmt is group.format else where, places)
+                page = expand(scope, engine.tp, int(words["block"]), page_bytes, where)
+            except PlanRefused as error:
+                side = f"group '{group.name}' on '{engine}': "
+                raise PlanRefused(
+                    (
+                        each if each.where == where else replace(each, message=side + each.message)
+                        for each in error.problems
+                    ),
+                    unloadable=True,
+                ) from None
             # Equal pages become one object (an order that a page does not read), so that plans are shared.
             page = self._pages[key] = self._pages.setdefault(canonical_json(page), page)
         return page
@@ -89,7 +98,7 @@ class Spec:
         where = f"engine '{engine}', group '{group.name}'"
         fmt, params, places = group.format, dict(group.params), dict(group.places)
         if engine.kv_dtype != "auto":
-            change = resolve_kv_dtype(fmt.name, engine.kv_dtype, where)
+            change = resolve_kv_dtype(fmt, engine.kv_dtype, where)
             if change is not None:
                 fmt, params = _changed(fmt, params, change.format, dict(change.params), self.path, where)
                 places.update(dict.fromkeys(change.params, where))

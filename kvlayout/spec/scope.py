@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvlayout.errors import KvLayoutError, PlanRefused, Problem, SpecError, one_of, problem, shown
-from kvlayout.spec.expr import DTYPES, Expr, ExprError, Value, evaluate, unknown_name
+from kvlayout.spec.expr import DTYPES, Expr, ExprError, ExprValueError, Value, evaluate, unknown_name
 from kvlayout.spec.formats import Format
 from kvlayout.spec.grammar import EXPRESSION_WORDS, ParamDecl
 
@@ -76,7 +76,7 @@ class Scope:
             return evaluate(expr, self.values, enums=self.enums)
         except ExprError as error:
             found = problem("KVL104", self._at(expr, path, error.column), f"in '{shown(expr.text)}': {error.message}")
-            raise self.error(expr, found) from None
+            raise (self.error(expr, found) if isinstance(error, ExprValueError) else SpecError(found)) from None
 
     def error(self, expr: Expr, found: Problem) -> KvLayoutError:
         """A failure of `expr`: unloadable when it reads the engine, else a fault of the spec."""

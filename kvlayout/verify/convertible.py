@@ -61,12 +61,12 @@ def page_problems(where: str, page: Page, parallel: Parallel) -> Iterator[Proble
 
 
 def paired_fields(src: SideView, dst: SideView) -> list[str]:
-    """The fields that must arrive: those on both sides, but for `any` bytes of unequal size."""
+    """The fields that must arrive: those on both sides, but for `any` bytes of another size or along other axes."""
     return [
         name
         for name, ours in dst.leaves.items()
         if (theirs := src.leaves.get(name)) is not None
-        and ("any" not in (ours.tag, theirs.tag) or ours.nbytes == theirs.nbytes)
+        and ("any" not in (ours.tag, theirs.tag) or (ours.nbytes, {*ours.axes}) == (theirs.nbytes, {*theirs.axes}))
     ]
 
 

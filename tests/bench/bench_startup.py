@@ -1,6 +1,6 @@
 """Start-up cost beyond the bare interpreter: `import kvlayout` and `kvlayout --help`. Prints medians; asserts nothing.
 
-    python tests/bench/bench_startup.py [REPEATS]
+python tests/bench/bench_startup.py [REPEATS]
 """
 
 from __future__ import annotations

@@ -215,7 +215,13 @@ def test_compile_writes_artifacts_and_an_index(run: Run, tmp_path: Path) -> None
 def test_show_names_fields_offsets_owners_and_padding(run: Run) -> None:
     code, out, _ = run("show", QWEN, "--engine", "tp=2,page=40000")
     assert code == 0
-    for part in ("page of 40000 bytes, 32768 payload, 7232 padding", "(pad)", "rank r holds [4r, 4r + 4)", "k ", "v "):
+    for part in (
+        "page of 40000 bytes, 32768 payload, 7232 padding",
+        "(pad)",
+        "rank r holds [4 * r, 4 * r + 4)",
+        "k ",
+        "v ",
+    ):
         assert part in out
 
 
@@ -242,3 +248,74 @@ def test_a_fault_of_ours_is_exit_101(run: Run, monkeypatch: pytest.MonkeyPatch) 
     code, _, err = run("plan", QWEN, "--src", "tp=1", "--dst", "tp=1")
     assert code == 101
     assert "fault of kvlayout" in err
+
+
+def test_engine_files_alone_are_nothing_to_do(run: Run) -> None:
+    code, _, err = run("verify", str(specs_dir() / "engines"))
+    assert code == 2
+    assert "--src" in err
+
+
+def test_a_folder_of_everything_is_the_specs_in_it(run: Run) -> None:
+    """Schemas, the table of cache dtypes and engine files lie beside the specs; they are none."""
+    _, everything = run.json("verify", str(specs_dir()), "--tp", "1")
+    _, shipped = run.json("verify", "--tp", "1")
+    assert everything == shipped
+
+
+def test_runs_beyond_what_can_be_printed_are_counted_first(run: Run) -> None:
+    engines = ("--src", "tp=1,block=1000000", "--dst", "tp=2,block=1000000,order=NHD")
+    code, out, err = run("plan", QWEN, *engines, "--runs")
+    assert (code, out) == (2, "")
+    assert "8000000 runs" in err
+
+
+def test_an_artifact_that_cannot_be_written_says_where(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "nowhere" / "plan.json"
+    code, _, err = run("plan", QWEN, "--src", "tp=1", "--dst", "tp=1", "--out", str(target))
+    assert code == 2
+    assert f"{target}: KVL406" in err
+
+
+def test_compile_writes_nothing_when_an_engine_is_wrong(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    code, _, _ = run("compile", QWEN, "--src", "tp=1", "--dst", "state.block=4", "--out", str(out))
+    assert code == 2
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("word", ["bogus", "fp8_ds_mla"])
+def test_a_cache_dtype_without_an_entry_is_refused(run: Run, word: str) -> None:
+    code, answer = run.json("plan", QWEN, "--src", f"tp=1,kv_dtype={word}", "--dst", "tp=1")
+    assert code == 1
+    assert [problem["code"] for problem in answer["problems"]] == ["KVL156"]
+
+
+def test_a_cache_dtype_is_not_ignored_by_a_format_that_extends_one(run: Run, spec_file: Path) -> None:
+    (spec_file.parent / "mine.yaml").write_text("kvlayout: 1\nformat: mine\nextends: gqa\nsource: made up\n")
+    spec_file.write_text(spec_file.read_text().replace("format: gqa", "format: mine"))
+    code, answer = run.json("plan", str(spec_file), "--src", "tp=1,kv_dtype=fp8", "--dst", "tp=1")
+    assert code == 1
+    assert "extends 'gqa'" in answer["problems"][0]["message"]
+
+
+def test_a_copy_of_a_shipped_format_beside_a_spec_is_no_clash(run: Run, spec_file: Path) -> None:
+    """A checkout beside an installed package holds the very same formats; another file of that name is refused."""
+    copy = spec_file.parent / "gqa.yaml"
+    copy.write_bytes((specs_dir() / "formats" / "gqa.yaml").read_bytes())
+    assert run("verify", str(spec_file), "--tp", "1,2", "-q")[0] == 0
+    copy.write_text(copy.read_text() + "\n# another\n")
+    code, _, _ = run("plan", str(spec_file), "--src", "tp=1", "--dst", "tp=1")
+    assert code == 2
+
+
+def test_explain_finds_the_codes_of_a_model_and_says_how(run: Run, spec_file: Path) -> None:
+    spec_file.write_text(
+        "kvlayout: 1\nmodel: m\nsource: made up\nnum_layers: 1\ngroups:\n  a:\n    layers: all\n"
+        "    require: [{that: block == 16, code: X_MINE, say: the kernel is made for 16}]\n"
+        "    page: {field: k, bytes: 2, tag: a}\n"
+    )
+    assert run("explain", "X_MINE")[0] == 2
+    code, out, _ = run("explain", "X_MINE", str(spec_file))
+    assert code == 0
+    assert "the kernel is made for 16" in out
