@@ -15,6 +15,7 @@ from typing import Any
 from kvlayout import rules
 
 __all__ = [
+    "MAX_PROBLEMS",
     "ArtifactError",
     "KvLayoutError",
     "PlanRefused",
@@ -25,6 +26,9 @@ __all__ = [
     "problem",
     "shown",
 ]
+
+MAX_PROBLEMS = 20
+"""Problems of one input, after which looking on helps nobody."""
 
 MAX_LISTED = 24
 """Names that a message lists before it stops: nobody reads more, and a file may hold thousands."""

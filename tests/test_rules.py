@@ -37,7 +37,7 @@ RANGES = {
 ELSEWHERE = {
     "KVL014": "tests/test_rules.py",
     "KVL120": "tests/ir/test_invariants.py",
-    "KVL126": "tests/verify/test_counterexamples.py",
+    "KVL126": "tests/plan/test_hostile_artifacts.py",
     "KVL129": "tests/test_rules.py",
 }
 

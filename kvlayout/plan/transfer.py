@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,18 +103,14 @@ class TransferPlan:
         """Every (destination rank, source stage) of a group that shares layers, in ascending order."""
         group = self.group(name)
         src, dst = self.document.plan.src, self.document.plan.dst
-        src_stages, dst_stages = _stage_of_layers(src, group), _stage_of_layers(dst, group)
-        for dst_stage in range(max(1, len(dst.stages))):
+        shared: dict[int, dict[int, list[int]]] = {}  # layers by destination stage and source stage, all ascending
+        for layer, a, b in zip(group.layers, _stage_of_layers(src, group), _stage_of_layers(dst, group), strict=True):
+            shared.setdefault(b, {}).setdefault(a, []).append(layer)
+        for dst_stage, sources in shared.items():
             for moves in group.ranks:
                 rank = dst_stage * dst.stage_ranks + moves.rank
-                for src_stage in range(max(1, len(src.stages))):
-                    layers = tuple(
-                        layer
-                        for layer, a, b in zip(group.layers, src_stages, dst_stages, strict=True)
-                        if (a, b) == (src_stage, dst_stage)
-                    )
-                    if layers:
-                        yield Entry(group, rank, layers, src_stage * src.stage_ranks, moves.pieces)
+                for src_stage, layers in sources.items():
+                    yield Entry(group, rank, tuple(layers), src_stage * src.stage_ranks, moves.pieces)
 
     @property
     def staged(self) -> bool:
@@ -271,8 +269,5 @@ def _run_count(piece: Piece) -> int:
 def _stage_of_layers(parallel: Parallel, group: Group) -> list[int]:
     if len(parallel.stages) < 2:
         return [0] * len(group.layers)
-    ends, end = [], 0
-    for count in parallel.stages:
-        end += count
-        ends.append(end)
-    return [next(stage for stage, end in enumerate(ends) if layer < end) for layer in group.layers]
+    ends = list(accumulate(parallel.stages))
+    return [bisect_right(ends, layer) for layer in group.layers]

@@ -36,6 +36,7 @@ MAX_TEXT = 10_000
 _LIMITS = {"tp": 4096, "pp": 4096, "dcp": MAX_CP, "pcp": MAX_CP, "spec_tokens": 2**20}
 _MAX_VALUE = 2**62
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 DEFAULT_BLOCK = 16
 """Tokens a block where neither the engine nor the group says so."""
 
@@ -218,7 +219,7 @@ class _Check:
                 self._integer(name, name, words[name])
         for name in _CHOICES:
             words[name] = self._choice(name, name, words[name])
-        if not isinstance(words["kv_dtype"], str) or not 0 < len(words["kv_dtype"]) <= 64:
+        if not isinstance(words["kv_dtype"], str) or not _WORD.fullmatch(words["kv_dtype"]):
             self._value("kv_dtype", words["kv_dtype"], "a cache dtype word")
         self._stages(words)
         if not self.problems and words["tp"] * words["pcp"] > MAX_RANKS:
@@ -243,8 +244,8 @@ class _Check:
                 overrides[name] = self._choice(subject, name, value)
             elif isinstance(value, int) and abs(value) > _MAX_VALUE:
                 self._value(subject, value, "an integer within 2**62")
-            elif not 0 < len(str(value)) <= 64:
-                self._value(subject, value, "a word of at most 64 characters")
+            elif isinstance(value, str) and not _WORD.fullmatch(value):
+                self._value(subject, value, "a word of letters, digits, '_', '.', '+' and '-', at most 64 in all")
 
     def _integer(self, subject: str, name: str, value: object) -> None:
         low, high = _INTEGERS[name], _LIMITS.get(name, MAX_INTEGER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvlayout.errors import PlanRefused, SpecError, one_of, problem
+from kvlayout.errors import MAX_PROBLEMS, PlanRefused, SpecError, one_of, problem
 from kvlayout.ir import Array, Axis, Bytes, Node, Page, Struct, page_faults, span
 from kvlayout.ir.invariants import MAX_BYTES, extent_on_rank
 from kvlayout.spec.expr import Expr, canonical_tag
@@ -58,7 +58,7 @@ def expand(scope: Scope, tp: int, block: int, page_bytes: int | None, page_where
                     scope.format.where(*builder.places.get(fault.subject, ("page",))),
                     f"'{fault.subject}': {fault.message}",
                 )
-                for fault in faults
+                for fault in faults[:MAX_PROBLEMS]
             ]
         )
     return built

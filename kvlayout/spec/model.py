@@ -22,7 +22,7 @@ from kvlayout.spec.validate import validated
 __all__ = ["CacheGroup", "Spec", "load_spec", "parallel_of", "spec_of_format"]
 
 MAX_LAYERS = 100_000
-"""Layers of a model; also of all groups together, which each keep their own."""
+"""Layers of a model, and of all its groups together, since each group keeps its own."""
 
 INLINE = "(page of its own)"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvlayout.errors import KvLayoutError, PlanRefused, Problem, SpecError, one_of, problem, shown
+from kvlayout.errors import MAX_PROBLEMS, KvLayoutError, PlanRefused, Problem, SpecError, one_of, problem, shown
 from kvlayout.spec.expr import DTYPES, Expr, ExprError, ExprValueError, Value, evaluate, unknown_name
 from kvlayout.spec.formats import Format
 from kvlayout.spec.grammar import EXPRESSION_WORDS, ParamDecl
@@ -17,7 +17,6 @@ from kvlayout.spec.grammar import EXPRESSION_WORDS, ParamDecl
 __all__ = ["Scope"]
 
 MAX_VALUE = 2**62
-MAX_PROBLEMS = 20
 
 _ENGINE_ENUMS: dict[str, tuple[str, ...]] = {"order": ("HN", "NH"), "conv": ("DS", "SD")}
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from kvlayout.errors import Problem, SpecError, problem
+from kvlayout.errors import MAX_PROBLEMS, Problem, SpecError, problem
 
 __all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_DIGITS", "MAX_NODES", "Source", "parse_source", "read_source"]
 
@@ -32,7 +32,6 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 64
 MAX_NODES = 100_000
 MAX_DIGITS = 20
-_MAX_PROBLEMS = 20
 
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -313,7 +312,7 @@ class _Builder:
 
     def _add(self, found: Problem) -> None:
         self.problems.append(found)
-        if len(self.problems) >= _MAX_PROBLEMS:
+        if len(self.problems) >= MAX_PROBLEMS:
             raise SpecError(self.problems)
 
     def _stop(self, code: str, line: int, column: int, message: str, **more: str) -> NoReturn:

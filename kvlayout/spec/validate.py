@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kvlayout.errors import Problem, SpecError, one_of, problem, shown
+from kvlayout.errors import MAX_PROBLEMS, Problem, SpecError, one_of, problem, shown
 from kvlayout.spec.expr_parse import closest
 
 __all__ = ["Located", "Path", "as_data", "validated"]
@@ -21,7 +21,8 @@ __all__ = ["Located", "Path", "as_data", "validated"]
 Path = tuple[str | int, ...]
 T = TypeVar("T", bound=BaseModel)
 
-MAX_PROBLEMS = 20
+MAX_ENTRIES = 20_000
+"""Entries of one list or mapping."""
 
 
 class Located(Protocol):
@@ -46,13 +47,33 @@ def as_data(value: Any) -> Any:
 def validated(model: type[T], located: Located, base: Path = ()) -> T:
     """The data of a source as a grammar model; SpecError with a problem for each error, where it stands."""
     data = as_data(located.data)
+    _check_sizes(data, located)
     for step in base:
         data = data[step]
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = [each for found in error.errors()[:MAX_PROBLEMS] for each in _problems(found, data, located, base)]
+        first = error.errors(include_url=False, include_input=False)[:MAX_PROBLEMS]
+        problems = [each for found in first for each in _problems(found, data, located, base)]
         raise SpecError(_in_order(problems)) from None
+
+
+def _check_sizes(data: Any, located: Located) -> None:
+    """No list and no mapping is so long that errors about all of its entries would fill the memory."""
+    stack: list[tuple[Path, Any]] = [((), data)]
+    while stack:
+        path, value = stack.pop()
+        if not isinstance(value, dict | tuple):
+            continue
+        if len(value) > MAX_ENTRIES:
+            subject = f"the value of '{'.'.join(map(str, path))}'" if path else "the file"
+            raise SpecError(
+                problem(
+                    "KVL012", located.where(path), subject, expected=f"at most {MAX_ENTRIES} entries", got=_got(value)
+                )
+            )
+        inner = value.items() if isinstance(value, dict) else enumerate(value)
+        stack += (((*path, key), item) for key, item in inner if isinstance(item, dict | tuple))
 
 
 def _in_order(problems: list[Problem]) -> list[Problem]:

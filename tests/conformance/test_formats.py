@@ -239,7 +239,7 @@ def test_words_that_a_format_does_not_know_are_refused() -> None:
         fmt = SHIPPED[format]
         spec = spec_of_format(fmt, dict(fmt.file.examples[0]), "test")
         for word in ({*TOKEN_BYTES, *ROW_BYTES} - set(words)) | {"no_such_word"}:
-            with pytest.raises(kvlayout.SpecError, match="KVL156"):
+            with pytest.raises(kvlayout.PlanRefused, match="KVL156"):
                 spec.page(spec.group("cache"), kvlayout.Engine(kv_dtype=word))
 
 

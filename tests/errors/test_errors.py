@@ -102,7 +102,7 @@ def rewritten(path: Path) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def _rewritten(pytestconfig: pytest.Config) -> None:
-    if pytestconfig.getoption("--rewrite-errors"):
+    if pytestconfig.getoption("--rewrite-errors", default=False):
         # New lines at the top move the places in the messages, also those of other files.
         for _ in range(4):
             changed = [path for path in FILES if rewritten(path)]
