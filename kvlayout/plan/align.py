@@ -17,14 +17,27 @@ from typing import NamedTuple
 from kvlayout.algebra.digits import Digit, reach
 from kvlayout.algebra.nests import Loop
 
-__all__ = ["MAX_PARTS", "Part", "TooManyParts", "align"]
+__all__ = ["MAX_PARTS", "Part", "TooManyParts", "Work", "align"]
 
 MAX_PARTS = 20_000
 """Parts of one interval. The checker looks at no more boxes of a field, so that a plan above it would not be proved."""
 
 
 class TooManyParts(Exception):
-    """The digits of the two sides share so few loops that there are more than `MAX_PARTS` parts."""
+    """The digits of the two sides share so few loops that there are more than `MAX_PARTS` parts, or cuts to try."""
+
+
+class Work:
+    """How many cuts may still be tried. One is kept for many calls: it bounds time, as `MAX_PARTS` bounds room."""
+
+    def __init__(self, cuts: int) -> None:
+        self.left = cuts
+
+    def spend(self) -> None:
+        """Count one cut; TooManyParts when there were enough."""
+        self.left -= 1
+        if self.left < 0:
+            raise TooManyParts
 
 
 class Part(NamedTuple):
@@ -36,7 +49,15 @@ class Part(NamedTuple):
     units: int
 
 
-def align(src: Sequence[Digit], src_base: int, dst: Sequence[Digit], dst_base: int, lo: int, hi: int) -> list[Part]:
+def align(
+    src: Sequence[Digit],
+    src_base: int,
+    dst: Sequence[Digit],
+    dst_base: int,
+    lo: int,
+    hi: int,
+    work: Work | None = None,
+) -> list[Part]:
     """The parts of [lo, hi) that both sides hold. Raises TooManyParts, before they take time or memory.
 
     `src_base`, `dst_base`: the coordinate at which all digits of that side are 0. Digits are outermost first.
@@ -47,7 +68,7 @@ def align(src: Sequence[Digit], src_base: int, dst: Sequence[Digit], dst_base: i
     [Part(src=0, dst=8, loops=((4, 8, 16),), units=4)]
     """
     parts: list[Part] = []
-    _align(tuple(src), src_base, 0, tuple(dst), dst_base, 0, lo, hi, parts)
+    _align(tuple(src), src_base, 0, tuple(dst), dst_base, 0, lo, hi, parts, work or Work(MAX_PARTS * 10))
     return parts
 
 
@@ -61,7 +82,9 @@ def _align(
     lo: int,
     hi: int,
     parts: list[Part],
+    work: Work,
 ) -> None:
+    work.spend()
     # Enter every digit that does not vary over the interval; clip to what is left below it, since there may be gaps.
     while True:
         lo = max(lo, src_base, dst_base)
@@ -92,15 +115,15 @@ def _align(
             raise TooManyParts
         cuts = [lo, *(base + k * wide for k in range(first, last + 1) if lo < base + k * wide < hi), hi]
         for a, b in itertools.pairwise(cuts):
-            _align(src, src_base, src_at, dst, dst_base, dst_at, a, b, parts)
+            _align(src, src_base, src_at, dst, dst_base, dst_at, a, b, parts, work)
             if len(parts) > MAX_PARTS:
                 raise TooManyParts
         return
     begin, end = base + first * period, base + last * period
-    _align(src, src_base, src_at, dst, dst_base, dst_at, lo, begin, parts)
+    _align(src, src_base, src_at, dst, dst_base, dst_at, lo, begin, parts, work)
     unit: list[Part] = []
-    _align(src, src_base, src_at, dst, dst_base, dst_at, begin, begin + period, unit)
+    _align(src, src_base, src_at, dst, dst_base, dst_at, begin, begin + period, unit, work)
     count = last - first
     step = (count, src[0].stride * (period // src_weight), dst[0].stride * (period // dst_weight))
     parts.extend(Part(part.src, part.dst, (step, *part.loops), part.units * count) for part in unit)
-    _align(src, src_base, src_at, dst, dst_base, dst_at, end, hi, parts)
+    _align(src, src_base, src_at, dst, dst_base, dst_at, end, hi, parts, work)

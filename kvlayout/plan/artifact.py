@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-MAX_ARTIFACT_BYTES = 256 * 1024 * 1024
+MAX_ARTIFACT_BYTES = 64 * 1024 * 1024
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -154,9 +154,7 @@ def read(path: str | os.PathLike[str]) -> Document:
     except OSError as error:
         raise ArtifactError(problem("KVL001", where, f"cannot read the artifact: {error.strerror or error}")) from None
     if len(data) > MAX_ARTIFACT_BYTES:
-        raise ArtifactError(
-            problem("KVL403", where, "the file is larger than any artifact", expected="256 MiB at most")
-        )
+        raise ArtifactError(problem("KVL403", where, "the file is larger than any artifact", expected="64 MiB at most"))
     return decode(data, where)
 
 

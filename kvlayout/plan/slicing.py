@@ -17,7 +17,7 @@ from math import prod
 from kvlayout.algebra.nests import Loop, fold
 from kvlayout.errors import PlanRefused, problem
 from kvlayout.ir import Axis, Page, Parallel, leaves
-from kvlayout.plan.align import MAX_PARTS, Part, TooManyParts, align
+from kvlayout.plan.align import MAX_PARTS, Part, TooManyParts, Work, align
 from kvlayout.plan.artifact import Piece
 from kvlayout.plan.ownership import Shares, origins_of, shares
 from kvlayout.plan.pairing import PairedField, pair_pages
@@ -26,6 +26,9 @@ __all__ = ["MAX_PIECES", "GroupSlicer", "Need", "Origins"]
 
 MAX_PIECES = 200_000
 """Pieces of one group, of all ranks together; above it a plan takes more room and time than it is worth."""
+
+MAX_CUTS = 500_000
+"""Cuts that are tried for one group: about a second. Sides that share no digit could be cut for minutes."""
 
 Origins = tuple[int, ...]
 """Where the shares of a rank begin: one number for each axis of a field."""
@@ -105,6 +108,7 @@ class GroupSlicer:
         self._needs: dict[tuple[int, Origins], tuple[Need, ...]] = {}
         self._parts: dict[object, tuple[_BlockPart, ...]] = {}
         self._cuts = 0  # parts that were made, of all axes
+        self._work = Work(MAX_CUTS)
         self._moves: dict[tuple[int, Origins, Origins], tuple[_Move, ...]] = {}
 
     def needs(self, dst_rank: int) -> Iterator[Need]:
@@ -197,17 +201,18 @@ class GroupSlicer:
                 hi = min(hi, a.size, b.size)
             if lo < hi:
                 self._check_granule(name, axes, lo, hi)
-                for part in align(src.digits, src_origin, dst.digits, dst_origin, lo, hi):
+                for part in align(src.digits, src_origin, dst.digits, dst_origin, lo, hi, self._work):
                     yield 0, 0, part
             return
         for i in range(self.src_blocks):
             begin = i * src.block_units
             for j in range(begin // dst.block_units, -(-(begin + src.block_units) // dst.block_units)):
+                self._work.spend()
                 from_, to = src_origin + begin, dst_origin + j * dst.block_units
                 lo, hi = max(from_, to), min(from_ + src.reach, to + dst.reach)
                 if lo < hi:
                     self._check_granule(name, axes, lo, hi)
-                    for part in align(src.digits, from_, dst.digits, to, lo, hi):
+                    for part in align(src.digits, from_, dst.digits, to, lo, hi, self._work):
                         yield i, j, part
 
     def _check_granule(self, name: str, axes: tuple[Axis, Axis], lo: int, hi: int) -> None:
