@@ -142,7 +142,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     "off by one in align": (
         slicing,
         "align",
-        lambda _: lambda src, a, dst, b, lo, hi: align(src, a, dst, b, lo, hi - 1) if hi - lo > 1 else [],
+        lambda _: lambda src, a, dst, b, lo, hi, work: align(src, a, dst, b, lo, hi - 1, work) if hi - lo > 1 else [],
     ),
     "align begins one unit late at the source": (
         slicing,
