@@ -14,7 +14,7 @@ from kvlayout.ir import digest
 from kvlayout.plan.planner import Planner
 from kvlayout.spec.engine import Engine
 from kvlayout.spec.formats import load_format
-from kvlayout.spec.model import Spec, load_spec, parallel_of, spec_of_format
+from kvlayout.spec.model import Spec, load_spec, spec_of_format
 from kvlayout.spec.source import read_source
 from kvlayout.verify.check import Checker
 
@@ -69,14 +69,14 @@ class Sweep:
         loads = {}
         for engine in {*job.sources, *job.destinations}:
             try:
-                loads[engine] = self._loads(job.spec, engine)
+                loads[engine] = self._loads(job.spec, engine, planner)
             except SpecError as error:
                 self.unreadable = True
                 self.report.add(error.problems)
                 return
         for side in (job.sources, job.destinations):
             reasons = [loads[engine] for engine in side]
-            if all(reason is not None and reason.unloadable for reason in reasons):
+            if all(reason is not None for reason in reasons):
                 self._find(next(reason for reason in reasons if reason is not None).problems)
                 break
         for engine, reason in loads.items():
@@ -96,14 +96,13 @@ class Sweep:
     def _asked(self) -> bool:
         return bool(self.sources or self.destinations)
 
-    def _loads(self, spec: Spec, engine: Engine) -> PlanRefused | None:
+    def _loads(self, spec: Spec, engine: Engine, planner: Planner) -> PlanRefused | None:
+        """Why no such engine exists, or None. A side that exists can at least be planned against itself."""
         spec.check_engine(engine)
         try:
-            parallel_of(spec, engine)
-            for group in spec.groups:
-                spec.page(group, engine)
+            plan_pair(spec, engine, engine, planner=planner)
         except PlanRefused as error:
-            return error
+            return error if error.unloadable else None
         return None
 
     def _pair(self, spec: Spec, src: Engine, dst: Engine, planner: Planner, checker: Checker) -> None:

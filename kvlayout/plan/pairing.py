@@ -54,7 +54,7 @@ def pair_pages(where: str, src: Page, src_parallel: Parallel, dst: Page, dst_par
         src_leaf = src_leaves.get(name)
         if src_leaf is None:
             continue
-        if "any" in (src_leaf.tag, dst_leaf.tag):
+        if _is_any(src_leaf, dst_leaf):
             if src_leaf.nbytes == dst_leaf.nbytes and set(src_leaf.axes) == set(dst_leaf.axes):
                 pairs.append((src_leaf, dst_leaf))
         elif (src_leaf.nbytes, src_leaf.tag) != (dst_leaf.nbytes, dst_leaf.tag):
@@ -91,6 +91,11 @@ def pair_pages(where: str, src: Page, src_parallel: Parallel, dst: Page, dst_par
         raise PlanRefused(problem("KVL501", where, "the two pages have no field in common"))
     src_blocks, dst_blocks = _template(where, pairs, src, src_parallel, dst, dst_parallel)
     return Pair(_coalesced(pairs, buffer_starts(src), buffer_starts(dst)), axes, src_blocks, dst_blocks)
+
+
+def _is_any(a: Leaf, b: Leaf) -> bool:
+    """Whether one of two fields is bytes without a meaning. Opaque bytes have one, if an unknown one."""
+    return "any" in (a.tag, b.tag) and not any(leaf.tag.startswith("opaque:") for leaf in (a, b))
 
 
 def _atom(leaf: Leaf) -> str:

@@ -159,7 +159,7 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         "KVL134",
-        "an axis that no field lies along",
+        "a shared axis that no field lies along",
         "Put the axis into the arrays of its fields, or take it away.",
         "A forgotten axis makes a page of one unit, which still looks legal: a page with one head instead of eight.",
     ),

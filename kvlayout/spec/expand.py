@@ -265,7 +265,7 @@ class _Builder:
         return name, 1, extent_on_rank(axis.size, axis.shard, axis.few, self.tp) or 1
 
     def _case(self, node: ChooseNode, at: _At) -> str:
-        if node.choose not in self.scope.values:
+        if node.choose not in self.scope.format.file.params and node.choose not in ("order", "conv", "family"):
             raise SpecError(
                 problem(
                     "KVL127",

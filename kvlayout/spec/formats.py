@@ -182,8 +182,9 @@ def check_names(loaded: Format) -> None:
             taken[name] = "a parameter" if section == "params" else "a let name"
     used = set(_axes_of(loaded.file.page))
     inherited = loaded.located.parent.data.get("axes", {}) if isinstance(loaded.located, _Merged) else {}
-    for name in loaded.file.axes:
-        if name not in used and name not in inherited:
+    for name, axis in loaded.file.axes.items():
+        # An axis that is only a number harms nobody; one that ranks share and no field has was forgotten.
+        if axis.shard is not None and name not in used and name not in inherited:
             where = loaded.located.where((*loaded.base, "axes", name), key=True)
             raise SpecError(problem("KVL134", where, f"no field lies along axis '{name}'"))
     for index, requirement in enumerate(loaded.file.require):

@@ -66,7 +66,7 @@ def paired_fields(src: SideView, dst: SideView) -> list[str]:
         name
         for name, ours in dst.leaves.items()
         if (theirs := src.leaves.get(name)) is not None
-        and ("any" not in (ours.tag, theirs.tag) or (ours.nbytes, {*ours.axes}) == (theirs.nbytes, {*theirs.axes}))
+        and (not _meaningless(ours.tag, theirs.tag) or (ours.nbytes, {*ours.axes}) == (theirs.nbytes, {*theirs.axes}))
     ]
 
 
@@ -108,11 +108,16 @@ def pairing_problems(where: str, group: Group, src: SideView, dst: SideView) -> 
                 )
 
 
+def _meaningless(*tags: str) -> bool:
+    """Whether one of two tags is `any`, and neither that of opaque bytes, which pair with their like only."""
+    return "any" in tags and not any(tag.startswith("opaque:") for tag in tags)
+
+
 def _unequal_atoms(name: str, a: Leaf | None, b: Leaf | None) -> str | None:
     if a is None or b is None:
         lone = a or b
         return None if lone is None or lone.tag == "any" else f"field '{name}' is on one side only"
-    if "any" in (a.tag, b.tag) or (a.tag, a.nbytes) == (b.tag, b.nbytes):
+    if _meaningless(a.tag, b.tag) or (a.tag, a.nbytes) == (b.tag, b.nbytes):
         return None
     return f"field '{name}' has atoms of {a.nbytes} bytes of {a.tag} and of {b.nbytes} bytes of {b.tag}"
 

@@ -322,13 +322,15 @@ def _number(group: str, src: _Side, dst: _Side) -> dict[str, _Numbers]:
             if (a or b).leaf.tag != "any":  # type: ignore[union-attr]
                 raise ReplayRefused(f"group '{group}': field '{name}' is on one side only")
             continue
+        tags = a.leaf.tag, b.leaf.tag
+        loose = "any" in tags and not any(tag.startswith("opaque:") for tag in tags)
         if a.leaf.nbytes != b.leaf.nbytes or a.leaf.tag != b.leaf.tag:
-            if "any" not in (a.leaf.tag, b.leaf.tag):
+            if not loose:
                 raise ReplayRefused(f"group '{group}': field '{name}' has other atoms on the two sides")
             if a.leaf.nbytes != b.leaf.nbytes:
                 continue
         if a.units.keys() != b.units.keys():
-            if "any" in (a.leaf.tag, b.leaf.tag):
+            if loose:
                 continue
             raise ReplayRefused(f"group '{group}': field '{name}' lies along other axes on the two sides")
         axes = tuple((axis, max(src.extent(axis), dst.extent(axis))) for axis in sorted(a.units))

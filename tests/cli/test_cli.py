@@ -319,3 +319,23 @@ def test_explain_finds_the_codes_of_a_model_and_says_how(run: Run, spec_file: Pa
     code, out, _ = run("explain", "X_MINE", str(spec_file))
     assert code == 0
     assert "the kernel is made for 16" in out
+
+
+@pytest.mark.parametrize("engine", ["tp=3,dcp=3", "tp=2,dcp=2", "tp=2,pp=3", "tp=2,page=10"])
+def test_a_side_that_only_slicing_finds_impossible_loads_nowhere(run: Run, spec_file: Path, engine: str) -> None:
+    """6 heads on 3 ranks that deal out tokens too: no rank holds every head of every token."""
+    code, report = run.json("verify", str(spec_file), "--src", engine, "--dst", engine)
+    assert (code, report["unloadable"]) == (1, 1)
+
+
+def test_opaque_bytes_pair_with_nothing_but_their_like(run: Run, spec_file: Path) -> None:
+    page = (
+        "    page: {choose: conv, cases: {DS: {opaque: k, bytes: 4, tag: zip}, SD: {field: k, bytes: 4, tag: any}}}\n"
+    )
+    spec_file.write_text(
+        f"kvlayout: 1\nmodel: m\nsource: made up\nnum_layers: 1\ngroups:\n  a:\n    layers: all\n{page}"
+    )
+    assert run.json("plan", str(spec_file), "--src", "conv=DS", "--dst", "conv=DS")[0] == 0
+    code, answer = run.json("plan", str(spec_file), "--src", "conv=DS", "--dst", "conv=SD")
+    assert code == 1
+    assert [problem["code"] for problem in answer["problems"]] == ["KVL502"]

@@ -84,7 +84,7 @@ BOMBS: dict[str, Bomb] = {
     # pages
     "an array of ones": Bomb(page(array(many("a", 60_000)), "a: {size: 1}")),
     "an array of twos": Bomb(page(array(many("a", 60_000)), "a: {size: 2}")),
-    "axes": Bomb(page(FIELD, many("a#: {size: " + MAX + "}", 5000))),
+    "axes": Bomb(page(FIELD, many("a#: {size: " + MAX + "}", 5000)), planned=True),
     "fields": Bomb(
         page("[" + many("{array: h, of: {field: f#, bytes: 1, tag: int8}}", 3000) + "]", "h: {size: 8, shard: tp}"),
         planned=True,
