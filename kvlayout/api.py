@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from kvlayout import __version__
 from kvlayout.errors import ArtifactError, PlanRefused, Problem, problem
 from kvlayout.plan.artifact import Document, Plan, read, sealed
 from kvlayout.plan.planner import PlannedGroup, Planner
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "load", "load_plan", "plan_pair", "slice_for_tp_transfer"]
 
-COMPILER = "kvlayout 0.1.0"
+COMPILER = f"kvlayout {__version__}"
 
 
 def load(path: str | os.PathLike[str]) -> Spec:

@@ -16,7 +16,7 @@ import functools
 import tomllib
 from pathlib import Path
 
-__all__ = ["specs_dir"]
+__all__ = ["specs_dir", "templates_dir"]
 
 
 @functools.cache
@@ -29,6 +29,16 @@ def specs_dir() -> Path:
     True
     """
     return _folder("specs")
+
+
+@functools.cache
+def templates_dir() -> Path:
+    """The folder with the Jinja2 templates of generated files. Raises `FileNotFoundError` as `specs_dir` does.
+
+    >>> (templates_dir() / "rules.md.j2").is_file()
+    True
+    """
+    return _folder("codegen") / "templates"
 
 
 def _folder(name: str) -> Path:

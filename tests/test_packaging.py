@@ -26,8 +26,10 @@ STEM = f"{PROJECT['name']}-{PROJECT['version']}"
 PROBE = """
 import json, kvlayout, kvlayout.data
 specs = kvlayout.data.specs_dir()
+templates = kvlayout.data.templates_dir()
 files = sorted(p.relative_to(specs).as_posix() for p in specs.rglob("*") if p.is_file())
-print(json.dumps({"package": kvlayout.__file__, "specs": str(specs), "files": files}))
+shapes = sorted(p.relative_to(templates).as_posix() for p in templates.rglob("*") if p.is_file())
+print(json.dumps({"package": kvlayout.__file__, "specs": str(specs), "files": files, "templates": shapes}))
 """
 
 
@@ -98,13 +100,16 @@ def test_a_wheel_finds_its_own_copy(found_after_install, wheel: Path) -> None:
     found = found_after_install(wheel)
     assert found["inside"]
     assert found["files"] == files_under(ROOT / "specs")
+    assert found["templates"] == files_under(ROOT / "codegen" / "templates")
     assert "formats/gqa.yaml" in found["files"]
+    assert "rules.md.j2" in found["templates"]
 
 
 def test_a_wheel_from_the_sdist_finds_its_own_copy(found_after_install, wheel_from_sdist: Path) -> None:
     found = found_after_install(wheel_from_sdist)
     assert found["inside"]
     assert found["files"] == files_under(ROOT / "specs")
+    assert found["templates"] == files_under(ROOT / "codegen" / "templates")
 
 
 def test_an_editable_install_finds_the_checkout(found_after_install, tmp_path: Path) -> None:
@@ -112,6 +117,7 @@ def test_an_editable_install_finds_the_checkout(found_after_install, tmp_path: P
     assert not found["inside"]
     assert found["specs"] == str(ROOT / "specs")
     assert found["files"] == files_under(ROOT / "specs")
+    assert found["templates"] == files_under(ROOT / "codegen" / "templates")
 
 
 def test_a_plain_checkout_finds_itself(found_after_install) -> None:
@@ -119,6 +125,7 @@ def test_a_plain_checkout_finds_itself(found_after_install) -> None:
     assert not found["inside"]
     assert found["specs"] == str(ROOT / "specs")
     assert found["files"] == files_under(ROOT / "specs")
+    assert found["templates"] == files_under(ROOT / "codegen" / "templates")
 
 
 def test_a_strangers_folder_beside_the_package_is_not_taken(tmp_path: Path, wheel: Path) -> None:

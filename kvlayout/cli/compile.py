@@ -32,7 +32,7 @@ def compile_command(specs: tuple[str, ...], sources: tuple[str, ...], destinatio
     loaded = [load(path) for path in dict.fromkeys(specs)]
     pairs = list(product(map(Engine.read, dict.fromkeys(sources)), map(Engine.read, dict.fromkeys(destinations))))
     for spec in loaded:  # before anything is written
-        for engine in {engine for pair in pairs for engine in pair}:
+        for engine in dict.fromkeys(engine for pair in pairs for engine in pair):
             spec.check_engine(engine)
     folder.mkdir(parents=True, exist_ok=True)
     for spec in loaded:

@@ -67,7 +67,7 @@ class Sweep:
         """Prove every pair of a job."""
         planner, checker = Planner(), Checker()
         loads = {}
-        for engine in {*job.sources, *job.destinations}:
+        for engine in dict.fromkeys((*job.sources, *job.destinations)):
             try:
                 loads[engine] = self._loads(job.spec, engine, planner)
             except SpecError as error:

@@ -1,7 +1,7 @@
-"""Writes the goldens: the page of every shipped format and model as text, to be reviewed like code.
+"""Writes the goldens: the page of every shipped format and model as text, to be reviewed like code, and docs/rules.md.
 
-A format's golden is the page tree of each of its examples on a few engines; a model's is what `kvlayout show` prints.
-`python tests/golden/make.py` rewrites all of them; a test compares.
+A format's golden is the page tree of each of its examples on a few engines; a model's is what `kvlayout show` prints;
+the page of rules is rendered from the registry. `python tests/golden/make.py` rewrites all of them; a test compares.
 """
 
 from __future__ import annotations
@@ -9,15 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvlayout.data import specs_dir
+import jinja2
+
+from kvlayout.data import specs_dir, templates_dir
 from kvlayout.errors import PlanRefused
 from kvlayout.ir import tree_text
+from kvlayout.rules import RULES
 from kvlayout.spec.engine import Engine
 from kvlayout.spec.formats import load_format
 from kvlayout.spec.model import load_spec, parallel_of, spec_of_format
 from kvlayout.view import page_text
 
 HERE = Path(__file__).parent
+RULES_PAGE = HERE.parent.parent / "docs" / "rules.md"
+RANGES = {
+    "KVL0": "Files and YAML",
+    "KVL1": "Specs: expressions, axes, pages, models, engines",
+    "KVL2": "Sides that no engine can load",
+    "KVL3": "Proofs",
+    "KVL4": "Artifacts",
+    "KVL5": "Pairs that do not convert",
+}
 FORMAT_ENGINES = ("tp=1", "tp=2,order=LBNHC,conv=SD,spec_tokens=2")
 
 
@@ -27,6 +39,31 @@ def goldens() -> Iterator[tuple[Path, str]]:
         yield HERE / "formats" / f"{path.stem}.txt", format_golden(path)
     for path in sorted((specs_dir() / "models").glob("*.yaml")):
         yield HERE / "models" / f"{path.stem}.txt", model_golden(path)
+    yield RULES_PAGE, rules_page()
+
+
+def rules_page() -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates_dir()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    formats = [load_format(path) for path in sorted((specs_dir() / "formats").glob("*.yaml"))]
+    requirements = {
+        (each.code, fmt.name): {"code": each.code, "format": fmt.name, "say": each.say, "that": each.that.text}
+        for fmt in formats
+        for each in fmt.file.require
+    }
+    return environment.get_template("rules.md.j2").render(
+        ranges=[
+            {"title": title, "rules": [rule for code, rule in RULES.items() if code.startswith(prefix)]}
+            for prefix, title in RANGES.items()
+        ],
+        requirements=[requirements[key] for key in sorted(requirements)],
+    )
 
 
 def format_golden(path: Path) -> str:
