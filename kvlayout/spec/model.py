@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from kvlayout.errors import PlanRefused, Problem, SpecError, one_of, problem, shown
 from kvlayout.ir import Page, Parallel, canonical_json
@@ -40,6 +41,16 @@ class CacheGroup:
     places: Mapping[str, str] = field(default_factory=dict)
 
 
+class _Settled(NamedTuple):
+    """What a group is on one engine, after its cache dtype and its overrides; `places` say where the params stand."""
+
+    format: Format
+    params: dict[str, int | str]
+    words: dict[str, int | str]
+    page_bytes: int | None
+    places: dict[str, str]
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Spec:
     """A model spec ready to be planned. `path` is None for a spec that was made in memory."""
@@ -65,7 +76,7 @@ class Spec:
         Raises SpecError for wrong overrides or a wrong spec, PlanRefused (unloadable) when no such engine exists.
         """
         fmt, params, words, page_bytes, places = self._settled(group, engine)
-        key = fmt, tuple(sorted(params.items(), key=str)), tuple(words.items()), page_bytes
+        key = fmt, tuple(sorted(params.items())), tuple(words.items()), page_bytes
         page = self._pages.get(key)
         if page is None:
             where = f"engine '{engine}', group '{group.name}'"
@@ -87,13 +98,9 @@ class Spec:
 
     def format_name(self, group: CacheGroup, engine: Engine) -> str:
         """The format of a group on an engine, after its cache dtype and overrides."""
-        return self._settled(group, engine)[0].name
+        return self._settled(group, engine).format.name
 
-    def _settled(
-        self, group: CacheGroup, engine: Engine
-    ) -> tuple[Format, dict[str, int | str], dict[str, int | str], int | None, dict[str, str]]:
-        """Format, parameters, engine words and final page bytes after the cache dtype and the overrides; and the
-        places of the parameters."""
+    def _settled(self, group: CacheGroup, engine: Engine) -> _Settled:
         overrides = engine.for_group(group.name)
         where = f"engine '{engine}', group '{group.name}'"
         fmt, params, places = group.format, dict(group.params), dict(group.places)
@@ -119,7 +126,7 @@ class Spec:
         words.update({key: value for key, value in overrides.items() if key in words and key in OVERRIDABLE})
         words["order"] = {"LBHNC": "HN", "LBNHC": "NH"}[str(words["order"])]
         page = overrides.get("page", engine.page)
-        return fmt, params, words, None if page is None else int(page), places
+        return _Settled(fmt, params, words, None if page is None else int(page), places)
 
     def check_engine(self, engine: Engine) -> None:
         """SpecError when the engine overrides a group that this spec does not have."""
