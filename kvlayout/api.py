@@ -63,16 +63,14 @@ def plan_pair(
     names = [each.name for each in spec.groups] if group is None else [spec.group(group).name]
     problems: list[Problem] = []
     unloadable = False
-    if group is None:
-        ours_only = [name for name in names if name not in {each.name for each in other.groups}]
-        theirs_only = [each.name for each in other.groups if each.name not in names]
-        only = {*ours_only, *theirs_only}
-        problems += [
-            problem("KVL508", _where(src, dst), f"the {side}'s spec has no group '{name}'")
-            for side, lacking in (("destination", ours_only), ("source", theirs_only))
-            for name in lacking
-        ]
-        names = [name for name in names if name not in only]
+    ours_only = [name for name in names if name not in {each.name for each in other.groups}]
+    theirs_only = [each.name for each in other.groups if each.name not in names] if group is None else []
+    problems += [
+        problem("KVL508", _where(src, dst), f"the {side}'s spec has no group '{name}'")
+        for side, lacking in (("destination", ours_only), ("source", theirs_only))
+        for name in lacking
+    ]
+    names = [name for name in names if name not in ours_only]
     if spec.num_layers != other.num_layers:
         problems.append(
             problem("KVL508", _where(src, dst), "the two specs have different numbers of layers",
@@ -92,9 +90,9 @@ def plan_pair(
             problems.append(
                 problem("KVL508", _where(src, dst), f"group '{name}' has different layers on the two sides")
             )
-        names_of = spec.format_name(ours, src), other.format_name(theirs, dst)
-        formats = "" if names_of[0] == names_of[1] else f" ({names_of[0]} -> {names_of[1]})"
         try:
+            names_of = spec.format_name(ours, src), other.format_name(theirs, dst)
+            formats = "" if names_of[0] == names_of[1] else f" ({names_of[0]} -> {names_of[1]})"
             groups.append(PlannedGroup(name, ours.layers, spec.page(ours, src), other.page(theirs, dst), formats))
         except PlanRefused as error:
             problems += error.problems

@@ -11,21 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import product
 
-__all__ = ["Box", "Interval", "interval_boxes", "residual", "volume"]
+__all__ = ["Box", "Interval", "interval_boxes", "residual"]
 
 Interval = tuple[int, int]
 """`(lo, hi)`, half open."""
 
 Box = tuple[Interval, ...]
 """One interval per axis, axes by position."""
-
-
-def volume(box: Box) -> int:
-    """The number of cells; 0 as soon as one interval is empty."""
-    total = 1
-    for lo, hi in box:
-        total *= max(0, hi - lo)
-    return total
 
 
 def residual(pieces: Iterable[Box], owned: Iterable[Box]) -> tuple[tuple[int, ...], int] | None:

@@ -168,12 +168,11 @@ class Sweep:
         engines: list[Engine] = []
         for tp in self.tp or spec.tp or DEFAULT_TP:
             heads, tokens = Engine(tp=tp, order="LBHNC"), Engine(tp=tp, order="LBNHC")
-            engines.append(heads)
             try:
-                if any(spec.page(group, heads) is not spec.page(group, tokens) for group in spec.groups):
-                    engines.append(tokens)
+                same = all(spec.page(group, heads) is spec.page(group, tokens) for group in spec.groups)
             except KvLayoutError:
-                pass  # the size does not load, in either order; running the job says why
+                same = False  # running the job says what is wrong, and in which order
+            engines += (heads,) if same else (heads, tokens)
         return tuple(engines)
 
     def _artifact(self, path: Path) -> None:

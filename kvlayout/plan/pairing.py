@@ -54,9 +54,11 @@ def pair_pages(where: str, src: Page, src_parallel: Parallel, dst: Page, dst_par
         src_leaf = src_leaves.get(name)
         if src_leaf is None:
             continue
-        if _is_any(src_leaf, dst_leaf):
-            if src_leaf.nbytes == dst_leaf.nbytes and set(src_leaf.axes) == set(dst_leaf.axes):
-                pairs.append((src_leaf, dst_leaf))
+        fits = src_leaf.nbytes == dst_leaf.nbytes and set(src_leaf.axes) == set(dst_leaf.axes)
+        if fits and _is_any(src_leaf, dst_leaf):
+            pairs.append((src_leaf, dst_leaf))
+        elif src_leaf.tag == dst_leaf.tag == "any":
+            continue  # bytes that mean nothing on either side are left alone
         elif (src_leaf.nbytes, src_leaf.tag) != (dst_leaf.nbytes, dst_leaf.tag):
             problems.append(
                 problem(

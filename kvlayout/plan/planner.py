@@ -66,6 +66,7 @@ class Planner:
         kept = self._slicers.get(key)  # keeps the pages alive, so that an id stays theirs
         if kept is None:
             kept = self._slicers[key] = group, GroupSlicer(where, group.src, src, group.dst, dst)
+        kept[1].where = where
         return kept[1]
 
 

@@ -87,10 +87,10 @@ class _Family:
 
 
 class GroupSlicer:
-    """Slices one group between two sides. Holds nothing but memos."""
+    """Slices one group between two sides; remembers what it cut. `where`: what its refusals speak of."""
 
     def __init__(self, where: str, src: Page, src_parallel: Parallel, dst: Page, dst_parallel: Parallel) -> None:
-        self._where = where
+        self.where = where
         _check_side(where, "source", src, src_parallel)
         _check_side(where, "destination", dst, dst_parallel)
         self._pair = pair_pages(where, src, src_parallel, dst, dst_parallel)
@@ -177,17 +177,18 @@ class GroupSlicer:
             if parts is None:
                 cut = self._cut(name, (a, b), src, dst, src_origin, dst_origin)
                 try:
-                    parts = self._parts[key] = tuple(islice(cut, MAX_PARTS + 1))
+                    parts = tuple(islice(cut, MAX_PARTS + 1))
                 except TooManyParts:
                     raise self._too_many(f"axis '{name}'") from None
                 self._cuts += len(parts)
                 if len(parts) > MAX_PARTS or self._cuts > MAX_PIECES:
                     raise self._too_many(f"axis '{name}'")
+                self._parts[key] = parts
             yield parts
 
     def _too_many(self, subject: str) -> PlanRefused:
         return PlanRefused(
-            problem("KVL507", self._where, f"{subject} would be cut into more than {MAX_PARTS} pieces for one rank, or "
+            problem("KVL507", self.where, f"{subject} would be cut into more than {MAX_PARTS} pieces for one rank, or "
                     f"{MAX_PIECES} in all", expected="blocks and interleaves that divide each other")
         )  # fmt: skip
 
@@ -221,7 +222,7 @@ class GroupSlicer:
                 raise PlanRefused(
                     problem(
                         "KVL505",
-                        self._where,
+                        self.where,
                         f"axis '{name}' would be cut at [{lo}, {hi})",
                         expected=f"multiples of {axis.granule}",
                     )

@@ -136,7 +136,10 @@ class TransferPlan:
         )
 
     def sources(self, dst_rank: int) -> dict[str, tuple[int, ...]]:
-        """The source ranks that a destination rank reads, ascending, by group."""
+        """The source ranks that a destination rank reads, ascending, by group. LookupError for no rank of the side."""
+        dst = self.document.plan.dst
+        if not 0 <= dst_rank < dst.stage_ranks * max(1, len(dst.stages)):
+            raise LookupError(f"the destination has no rank {dst_rank}")
         read: dict[str, tuple[int, ...]] = {}
         for group in self.groups:
             ranks = {
@@ -205,9 +208,10 @@ class TransferPlan:
                     item["pieces"] = len(entry.pieces)
                     item["sources"] = sorted({entry.first_src_rank + piece.src_rank for piece in entry.pieces})
                 shown.append(item)
-            groups.append(
-                {"name": group.name, "src_blocks": group.src_blocks, "dst_blocks": group.dst_blocks, "dst": shown}
-            )
+            item = {"name": group.name, "src_blocks": group.src_blocks, "dst_blocks": group.dst_blocks}
+            if group.src.buffers:
+                item["src_buffers"] = dict(group.src.buffers)
+            groups.append({**item, "dst": shown})
         return {
             "format_version": self.document.format_version,
             "verdict": "proved",

@@ -42,7 +42,7 @@ def expand(scope: Scope, tp: int, block: int, page_bytes: int | None, page_where
     if isinstance(page, Buffers):
         parts = [(name, builder.node(node, ("page", "buffers", name))) for name, node in page.buffers.items()]
         buffers = tuple((name, span(part)) for name, part in parts)
-        tree = _packed([(part, ("page",)) for _, part in parts])
+        tree = _packed([part for _, part in parts])
     else:
         tree = builder.node(page, ("page",))
     if page_bytes is not None:
@@ -86,12 +86,12 @@ def _padded(scope: Scope, tree: Node, page_bytes: int, where: str, buffers: bool
     return Struct(page_bytes, ((0, tree),), ((need, page_bytes - need),))
 
 
-def _packed(parts: list[tuple[Node | int, _At]], align: int = 1) -> Node:
+def _packed(parts: list[Node | int], align: int = 1) -> Node:
     """Members one after the other; an integer is a pad of so many bytes."""
     members: list[tuple[int, Node]] = []
     pads: list[tuple[int, int]] = []
     end = 0
-    for part, _ in parts:
+    for part in parts:
         if isinstance(part, int):
             pads.append((end, part))
             end += part
@@ -205,12 +205,9 @@ class _Builder:
         return Bytes(name, self._bounded(self.scope.number(size, *at, "bytes"), at), tag)
 
     def _members(self, nodes: tuple[NodeModel, ...], at: _At, align: int) -> Node:
-        parts: list[tuple[Node | int, _At]] = []
-        for index, node in enumerate(nodes):
-            part = self._node(node, (*at, index))
-            if part != 0:
-                parts.append((part, (*at, index)))
-        if not any(not isinstance(part, int) for part, _ in parts):
+        parts = [self._node(node, (*at, index)) for index, node in enumerate(nodes)]
+        parts = [part for part in parts if part != 0]
+        if all(isinstance(part, int) for part in parts):
             raise SpecError(
                 problem("KVL119", self.scope.format.where(*at), "a list without a field has no bytes to move")
             )
@@ -356,7 +353,9 @@ class _Builder:
                     f"the digits of axis '{axis_name}' multiply to {weight}",
                     expected=f"{extent} units on a rank",
                 )
-                raise PlanRefused(found, unloadable=True) if axis.grows or axis.shard else SpecError(found)
+                if axis.grows or axis.shard:
+                    raise PlanRefused(found, unloadable=True)
+                raise self.scope.error(self.scope.format.file.axes[axis_name].size, found)
             self._factored[axis_name] = 1
             entered.append((axis_name, names))
         return entered

@@ -61,12 +61,12 @@ def page_problems(where: str, page: Page, parallel: Parallel) -> Iterator[Proble
 
 
 def paired_fields(src: SideView, dst: SideView) -> list[str]:
-    """The fields that must arrive: those on both sides, but for `any` bytes of another size or along other axes."""
+    """The fields that must arrive: those on both sides, but for bytes that are `any` on both and do not match."""
     return [
         name
         for name, ours in dst.leaves.items()
         if (theirs := src.leaves.get(name)) is not None
-        and (not _meaningless(ours.tag, theirs.tag) or (ours.nbytes, {*ours.axes}) == (theirs.nbytes, {*theirs.axes}))
+        and (ours.tag != "any" or theirs.tag != "any" or _match(ours, theirs))
     ]
 
 
@@ -108,17 +108,19 @@ def pairing_problems(where: str, group: Group, src: SideView, dst: SideView) -> 
                 )
 
 
-def _meaningless(*tags: str) -> bool:
-    """Whether one of two tags is `any`, and neither that of opaque bytes, which pair with their like only."""
-    return "any" in tags and not any(tag.startswith("opaque:") for tag in tags)
+def _match(a: Leaf, b: Leaf) -> bool:
+    """Whether two leaves have atoms of one size along the same axes."""
+    return a.nbytes == b.nbytes and {*a.axes} == {*b.axes}
 
 
 def _unequal_atoms(name: str, a: Leaf | None, b: Leaf | None) -> str | None:
     if a is None or b is None:
         lone = a or b
         return None if lone is None or lone.tag == "any" else f"field '{name}' is on one side only"
-    if _meaningless(a.tag, b.tag) or (a.tag, a.nbytes) == (b.tag, b.nbytes):
+    if (a.tag, a.nbytes) == (b.tag, b.nbytes) or a.tag == b.tag == "any":
         return None
+    if _match(a, b) and "any" in (a.tag, b.tag) and not any(leaf.tag.startswith("opaque:") for leaf in (a, b)):
+        return None  # bytes without a meaning take any others of their size; opaque ones pair with their like only
     return f"field '{name}' has atoms of {a.nbytes} bytes of {a.tag} and of {b.nbytes} bytes of {b.tag}"
 
 
