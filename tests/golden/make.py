@@ -1,4 +1,5 @@
-"""Writes the goldens: the page of every shipped format and model as text, to be reviewed like code, and docs/rules.md.
+"""Writes the goldens: the page of every shipped format and model as text, to be reviewed like code, the source of
+every kernel there is (codegen/golden), and docs/rules.md.
 
 A format's golden is the page tree of each of its examples on a few engines; a model's is what `kvlayout show` prints;
 the page of rules is rendered from the registry. `python tests/golden/make.py` rewrites all of them; a test compares.
@@ -12,6 +13,8 @@ from pathlib import Path
 import jinja2
 
 from kvlayout.data import specs_dir, templates_dir
+from kvlayout.emit.kernels import render
+from kvlayout.emit.tables import SHAPES
 from kvlayout.errors import PlanRefused
 from kvlayout.ir import tree_text
 from kvlayout.rules import RULES
@@ -22,6 +25,7 @@ from kvlayout.view import page_text
 
 HERE = Path(__file__).parent
 RULES_PAGE = HERE.parent.parent / "docs" / "rules.md"
+KERNELS = HERE.parent.parent / "codegen" / "golden"
 RANGES = {
     "KVL0": "Files and YAML",
     "KVL1": "Specs: expressions, axes, pages, models, engines",
@@ -29,6 +33,7 @@ RANGES = {
     "KVL3": "Proofs",
     "KVL4": "Artifacts",
     "KVL5": "Pairs that do not convert",
+    "KVL6": "Moves: buffers, block tables and kernels",
 }
 FORMAT_ENGINES = ("tp=1", "tp=2,order=LBNHC,conv=SD,spec_tokens=2")
 
@@ -39,6 +44,8 @@ def goldens() -> Iterator[tuple[Path, str]]:
         yield HERE / "formats" / f"{path.stem}.txt", format_golden(path)
     for path in sorted((specs_dir() / "models").glob("*.yaml")):
         yield HERE / "models" / f"{path.stem}.txt", model_golden(path)
+    for shape in SHAPES:
+        yield KERNELS / f"{shape.name}.py", render(shape)
     yield RULES_PAGE, rules_page()
 
 

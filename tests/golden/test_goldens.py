@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden.make import HERE, RULES_PAGE, goldens
+from golden.make import HERE, KERNELS, RULES_PAGE, goldens
 
 from kvlayout.rules import RULES
 
@@ -19,7 +19,7 @@ def test_page_is_the_reviewed_one(path: Path, text: str) -> None:
 
 
 def test_no_golden_is_left_behind() -> None:
-    assert {path for path, _ in ALL} - {RULES_PAGE} == set(HERE.glob("*/*.txt"))
+    assert {path for path, _ in ALL} - {RULES_PAGE} == {*HERE.glob("*/*.txt"), *KERNELS.glob("*")}
 
 
 def test_every_rule_has_its_place_on_the_page() -> None:

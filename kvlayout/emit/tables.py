@@ -1,0 +1,105 @@
+"""What a kernel reads: tables of 64-bit words that say where bytes come from and go to.
+
+A *unit* is one template of one layer: units are counted through all templates of the first layer, then the next. A
+*row* is one nest; every unit executes every row. A *base* is (address, page stride) of one buffer of one layer. A
+*job* is all that one call of a kernel needs. Kernels are specialised on shapes only; every number stands here.
+
+Deep rows end with their outer loops, outermost last, as (count, source step, destination step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvlayout.algebra.nests import Nest
+from kvlayout.emit.target import LINE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["JOB", "LANES", "ROW", "SHAPES", "Move", "Shape", "rows_of", "shape_of"]
+
+JOB = ("rows", "rows_end", "row_bytes", "src_bases", "src_slots", "dst_bases", "dst_slots", "src_ids", "src_blocks",
+       "dst_ids", "dst_blocks", "templates")  # fmt: skip
+ROW = ("src_slot", "src_block", "src_offset", "dst_slot", "dst_block", "dst_offset", "nbytes", "count", "src_step",
+       "dst_step", "outer", "outer_src_step", "outer_dst_step", "rounds", "loops")  # fmt: skip
+
+LANES = 8
+"""Units that a streaming kernel moves side by side. One page alone keeps too few memory banks busy: with eight,
+scattered pages move as fast as one contiguous copy."""
+
+UNITS = (1, 2, 4, 8, 16, 32)
+SHORT = 4096
+"""Runs from here on are worth a call of memcpy, and unaligned ones a streaming store."""
+
+
+class Move(NamedTuple):
+    """A nest between a block of a source slot and a block of a destination slot; a slot is a buffer of a rank."""
+
+    src_slot: int
+    src_block: int
+    dst_slot: int
+    dst_block: int
+    nest: Nest
+
+
+class Shape(NamedTuple):
+    """What a kernel is specialised on. `depth`: 1, 2 or `deep`. `run`: how a run is copied."""
+
+    depth: str
+    run: str
+
+    @property
+    def name(self) -> str:
+        """A name for files and messages."""
+        return f"{self.run}_{self.depth}"
+
+    @property
+    def streams(self) -> bool:
+        """Whether it stores past the caches."""
+        return self.run in ("stream", "ragged")
+
+
+SHAPES = tuple(
+    Shape(depth, run)
+    for run in (*(f"unit{nbytes}" for nbytes in UNITS), "small", "lines", "memcpy", "stream", "ragged")
+    for depth in ("1", "2", "deep")
+)
+"""Every shape there is."""
+
+
+def shape_of(move: Move, *, streaming: bool, aligned: bool) -> Shape:
+    """The shape of a move. `streaming`: stores should go past the caches; `aligned`: every destination page begins at a
+    cache line."""
+    nest = move.nest
+    depth = "1" if len(nest.loops) < 2 else "2" if len(nest.loops) == 2 else "deep"
+    lines = aligned and not any(n % LINE for n in (nest.dst, nest.nbytes, *(loop[2] for loop in nest.loops)))
+    if streaming and lines:
+        return Shape(depth, "stream")
+    if streaming and nest.nbytes >= SHORT:
+        return Shape(depth, "ragged")
+    if nest.nbytes in UNITS:
+        return Shape(depth, f"unit{nest.nbytes}")
+    if nest.nbytes < LINE:
+        return Shape(depth, "small")
+    return Shape(depth, "lines" if nest.nbytes < SHORT else "memcpy")
+
+
+def rows_of(moves: Sequence[Move]) -> NDArray[np.int64]:
+    """int64 (moves, words): the rows of moves of one shape."""
+    import numpy as np
+
+    deep = max((len(move.nest.loops) - 2 for move in moves), default=0)
+    rows = np.zeros((len(moves), len(ROW) + 3 * max(0, deep)), np.int64)
+    for row, move in zip(rows, moves, strict=True):
+        nest = move.nest
+        inner, above, *others = [*reversed(nest.loops), (1, 0, 0), (1, 0, 0)][: max(2, len(nest.loops))]
+        words = [
+            move.src_slot, move.src_block, nest.src, move.dst_slot, move.dst_block, nest.dst, nest.nbytes,
+            *inner, *above, prod(loop[0] for loop in others), len(others), *(word for loop in others for word in loop),
+        ]  # fmt: skip
+        row[: len(words)] = words
+    return rows
