@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvlayout.api import check, load, load_plan, slice_for_tp_transfer
+    from kvlayout.emit.bind import BoundMove, Kernel, bind, kernel
     from kvlayout.errors import ArtifactError, KvLayoutError, PlanRefused, Problem, SpecError, SubmitError
     from kvlayout.plan.transfer import TransferPlan
     from kvlayout.spec.engine import Engine
@@ -20,7 +21,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArtifactError",
+    "BoundMove",
     "Engine",
+    "Kernel",
     "KvLayoutError",
     "PlanRefused",
     "Problem",
@@ -30,7 +33,9 @@ __all__ = [
     "TransferPlan",
     "Verdict",
     "__version__",
+    "bind",
     "check",
+    "kernel",
     "load",
     "load_plan",
     "slice_for_tp_transfer",
@@ -38,6 +43,7 @@ __all__ = [
 
 _HOMES = {
     "kvlayout.api": ("check", "load", "load_plan", "slice_for_tp_transfer"),
+    "kvlayout.emit.bind": ("BoundMove", "Kernel", "bind", "kernel"),
     "kvlayout.errors": ("ArtifactError", "KvLayoutError", "PlanRefused", "Problem", "SpecError", "SubmitError"),
     "kvlayout.plan.transfer": ("TransferPlan",),
     "kvlayout.spec.engine": ("Engine",),

@@ -12,6 +12,7 @@ import signal
 import click
 
 from kvlayout import __version__
+from kvlayout.cli.bench import bench_command
 from kvlayout.cli.compile import compile_command
 from kvlayout.cli.explain import explain_command
 from kvlayout.cli.plan import plan_command
@@ -36,7 +37,10 @@ def cli() -> None:
     """
 
 
-for command in (verify_command, plan_command, compile_command, show_command, explain_command, schema_command):
+COMMANDS = (
+    verify_command, plan_command, compile_command, show_command, explain_command, schema_command, bench_command,
+)  # fmt: skip
+for command in COMMANDS:
     cli.add_command(command)
 
 

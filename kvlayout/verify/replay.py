@@ -20,7 +20,7 @@ from kvlayout.ir import Array, Axis, Bytes, Node, Page, Parallel, span
 from kvlayout.plan.artifact import Group, Piece, Plan
 from kvlayout.verify.verdict import Witness
 
-__all__ = ["Discrepancy", "GroupPages", "ReplayRefused", "Replayer", "confirms", "replay"]
+__all__ = ["Discrepancy", "GroupPages", "ReplayRefused", "Replayer", "confirms", "replay", "token_bytes"]
 
 Ints = NDArray[np.int64]
 Kind = Literal["missing", "twice", "wrong", "outside", "source"]
@@ -56,6 +56,33 @@ def replay(plan: Plan, budget: int = BUDGET) -> list[Discrepancy]:
 def confirms(found: Iterable[Discrepancy], witness: Witness) -> bool:
     """Whether a replay found the very byte that a witness names, wrong in the way it says."""
     return any(each == (witness.kind, witness.group, witness.rank, witness.block, witness.offset) for each in found)
+
+
+def token_bytes(page: Page, parallel: Parallel, rank: int, blocks: int) -> tuple[Ints, Ints, int] | None:
+    """The tokens that each byte of a template belongs to: first, and one past the last, int64 (blocks, page bytes);
+    and how many tokens the template has over all context-parallel ranks.
+
+    Bytes of a field along no growing axis belong to all tokens of their block; pads to none, (-1, -1). None for a page
+    without tokens. `rank` is one inside its stage.
+    """
+    grows = {name for name, axis in page.axes.items() if axis.grows}
+    if not grows or page.block is None:
+        return None
+    first, end = (np.full((blocks, span(page.tree)), NOTHING, np.int64) for _ in range(2))
+    dealt = any(page.axes[name].shard == "cp" for name in grows)
+    per_block = page.block * (parallel.cp if dealt else 1)
+    for leaf, offsets, units in _walk(page.tree):
+        at = offsets[:, None] + np.arange(leaf.nbytes)
+        name = next((axis for axis in units if axis in grows), None)
+        for block in range(blocks):
+            if name is None:
+                first[block, at], end[block, at] = block * per_block, (block + 1) * per_block
+                continue
+            axis = page.axes[name]
+            unit = _held(axis, page.block, parallel, rank, blocks)[block][units[name]][:, None]
+            first[block, at] = unit * page.block // axis.size
+            end[block, at] = -(-(unit + 1) * page.block // axis.size)
+    return first, end, per_block * blocks
 
 
 class Replayer:

@@ -8,7 +8,7 @@ for all of them. A cut that comes out wrong is a counterexample at once, with th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from kvlayout.plan.artifact import Piece
@@ -27,10 +27,16 @@ _Loop = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a piece on which nothing carries: destination digits of its first byte, and (count, digit steps)."""
+    """A part of a piece on which nothing carries: destination digits of its first byte, and (count, digit steps).
+
+    `at`, `strides`: the same part in bytes (source and destination of the first one, strides of each loop), for those
+    who move a part of a proved piece; the proof does not look at them.
+    """
 
     start: Vector
     loops: tuple[tuple[int, Vector], ...]
+    at: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
+    strides: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,8 @@ def resolve(piece: Piece, src: Address, dst: Address, shift: Vector) -> list[Box
             fault = _unequal_step(src, dst, src_at, dst_at, loops)
             if fault is not None:
                 return fault
-            boxes.append(Box(starts[1], tuple((count, dst.step(ds)) for count, _, ds in loops)))
+            steps = tuple((count, dst.step(ds)) for count, _, ds in loops)
+            boxes.append(Box(starts[1], steps, (src_at, dst_at), tuple((ss, ds) for _, ss, ds in loops)))
         else:
             moves += _split(src_at, dst_at, loops, *cut)
         if len(boxes) + len(moves) > MAX_PARTS:

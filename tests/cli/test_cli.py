@@ -374,3 +374,19 @@ def test_default_engines_try_both_orders_even_when_one_does_not_load(run: Run, s
     code, report = run.json("verify", str(spec_file))
     assert code == 2
     assert {problem["code"] for problem in report["problems"]} == {"KVL127"}
+
+
+def test_bench_copy(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLAYOUT_CACHE", str(tmp_path.resolve() / "cache"))
+    plots = [tmp_path / "speed.png", tmp_path / "speed.svg"]
+    small = ("bench", "copy", "--mib", "1", "--rounds", "1", "--run", "128", "--run", "4096")
+    code, found = run.json(*small, *(word for path in plots for word in ("--plot", str(path))))
+    assert code == 0 and [each["run"] for each in found] == [128, 4096]
+    assert {"kvlayout", "numpy.copyto", "numpy fancy indexing", "numba byte loop"} <= set(found[0]["gb_per_s"])
+    assert all(each["ratio"]["numpy.copyto"] == 1 and each["gb_per_s"]["kvlayout"] > 0 for each in found)
+    assert plots[0].read_bytes().startswith(b"\x89PNG") and "<svg" in plots[1].read_text()
+    code, out, _ = run(*small)
+    assert code == 0 and len(out.splitlines()) == 3
+    for wrong in (("--run", "130"), ("--plot", "speed.pdf"), ("--run", "1048576")):
+        code, _, err = run("bench", "copy", "--mib", "1", *wrong)
+        assert code == 2 and "Error" in err

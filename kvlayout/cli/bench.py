@@ -1,0 +1,114 @@
+"""`kvlayout bench`: what this machine does with memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvlayout.cli.output import FORMAT_OPTION, print_json
+
+if TYPE_CHECKING:
+    from kvlayout.emit.bench import Measured
+
+__all__ = ["bench_command"]
+
+RUNS = (128, 256, 512, 1024, 4096, 16384, 131072, 1048576)
+PLOTS = (".png", ".svg")
+
+
+@click.group("bench")
+def bench_command() -> None:
+    """Measure this machine."""
+
+
+@bench_command.command("copy")
+@click.option("--run", "runs", multiple=True, type=click.IntRange(4, 1 << 30), metavar="BYTES",
+              help="Length of a run, a multiple of 4; repeatable. Default: 128 bytes to 1 MiB.")  # fmt: skip
+@click.option("--mib", default=256, show_default=True, type=click.IntRange(1, 1 << 16), help="MiB of the destination.")
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1, 1000), help="Rounds to take medians of.")
+@click.option("--threads", default=1, show_default=True, type=click.IntRange(1, 256), help="Threads of a bound move.")
+@click.option("--plot", "plots", multiple=True, type=click.Path(dir_okay=False), metavar="FILE",
+              help="Draw GB/s against run length into FILE (.png or .svg); repeatable.")  # fmt: skip
+@FORMAT_OPTION
+def copy_command(
+    runs: tuple[int, ...], mib: int, rounds: int, threads: int, plots: tuple[str, ...], output: str
+) -> int:
+    """GB/s of copying runs between permuted pages, beside numpy, numba and (where installed) torch.
+
+    Runs from two source ranks land at every second place of a destination page, as when heads of two ranks meet in a
+    token-major page. numpy.copyto is one contiguous copy of as many bytes: what the machine can do.
+    """
+    for run in runs:
+        if run % 4:
+            raise click.BadParameter(f"{run} is no multiple of 4", param_hint="--run")
+    for path in plots:
+        if Path(path).suffix not in PLOTS:
+            raise click.BadParameter(f"{path} ends in none of {', '.join(PLOTS)}", param_hint="--plot")
+    pyplot = _pyplot() if plots else None
+    from kvlayout.emit.bench import measure
+
+    found: list[Measured] = []
+    for run in runs or RUNS:
+        if 2 * run > mib << 20:
+            continue
+        found.append(measure(run, mib << 20, rounds, threads))
+        if output == "text":
+            if len(found) == 1:
+                click.echo(_header(found[0]))
+            click.echo(_row(found[-1]))
+    if not found:
+        raise click.UsageError(f"no run fits twice into {mib} MiB")
+    if output == "json":
+        print_json([_plain(each) for each in found])
+    for path in plots:
+        _draw(pyplot, found, path)
+    return 0
+
+
+def _header(first: Measured) -> str:
+    return "run bytes" + "".join(f"{name:>24}" for name in first.seconds) + "   (payload GB/s; ratio to numpy.copyto)"
+
+
+def _row(each: Measured) -> str:
+    from kvlayout.emit.bench import CONTIGUOUS
+
+    return f"{each.run:9}" + "".join(f"{each.speed(n):16.2f} ({each.ratio(n, CONTIGUOUS):.2f}) " for n in each.seconds)
+
+
+def _plain(each: Measured) -> dict[str, Any]:
+    from kvlayout.emit.bench import CONTIGUOUS
+
+    return {
+        "run": each.run,
+        "payload": each.payload,
+        "gb_per_s": {name: round(each.speed(name), 3) for name in each.seconds},
+        "ratio": {name: round(each.ratio(name, CONTIGUOUS), 3) for name in each.seconds},
+    }
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise click.UsageError("--plot needs matplotlib: pip install 'kvlayout[bench]'") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _draw(pyplot: Any, found: list[Measured], path: str) -> None:
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    for name in found[0].seconds:
+        axes.plot([each.run for each in found], [each.speed(name) for each in found], marker="o", label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("run length, bytes")
+    axes.set_ylabel("payload, GB/s")
+    axes.set_title(f"copying runs between permuted pages, {found[0].payload >> 20} MiB")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, bbox_inches="tight")
+    pyplot.close(figure)

@@ -1,0 +1,167 @@
+"""How fast this machine copies runs between permuted pages, beside what else could do the same.
+
+The work is a real plan: two ranks of one head each, token-major pages, into one rank of two heads, so that runs of a
+given length land at every second place of a destination page. All candidates move the same bytes between the same
+pages; the yardstick is one contiguous `numpy.copyto` of the payload. Candidates take turns within a round, and ratios
+are medians over rounds, since a shared machine drifts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from kvlayout.api import slice_for_tp_transfer
+from kvlayout.emit.bind import BoundMove, bind
+from kvlayout.plan.transfer import TransferPlan
+from kvlayout.spec.engine import Engine
+from kvlayout.spec.formats import find_format
+from kvlayout.spec.model import spec_of_format
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["CONTIGUOUS", "OURS", "Measured", "Work", "measure"]
+
+CONTIGUOUS, OURS = "numpy.copyto", "kvlayout"
+PAGE = 64 * 1024
+
+
+@dataclass
+class Measured:
+    """Seconds of each round by candidate, for one run length."""
+
+    run: int
+    payload: int
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    def speed(self, name: str) -> float:
+        """Payload GB/s, the median of the rounds."""
+        return self.payload / median(self.seconds[name]) / 1e9
+
+    def ratio(self, name: str, to: str) -> float:
+        """How many times faster `name` is than `to`: the median over rounds."""
+        return median(b / a for a, b in zip(self.seconds[name], self.seconds[to], strict=True))
+
+
+class Work:
+    """The pages of one run length, and everything that can move them."""
+
+    def __init__(self, run: int, nbytes: int, threads: int = 1) -> None:
+        """`run`: bytes, a multiple of 4. `nbytes`: of the destination, rounded down to whole pages."""
+        import numpy as np
+
+        self.run = run
+        self.tokens = max(1, min(PAGE, nbytes // 16) // (2 * run))
+        page = 2 * run * self.tokens
+        self.pages = max(1, nbytes // page)
+        self.payload = self.pages * page
+        params: dict[str, int | str] = {"num_kv_heads": 2, "head_size": run // 4, "dtype": "bfloat16"}
+        words: dict[str, Any] = {"order": "NHD", "block": self.tokens}
+        self.plan: TransferPlan = slice_for_tp_transfer(
+            spec_of_format(find_format("gqa", None, "bench"), params, "bench"),
+            Engine(tp=2, **words),
+            Engine(tp=1, **words),
+        )
+        rng = np.random.default_rng(0)
+        self.sources = {rank: aligned(self.pages, page // 2) for rank in (0, 1)}
+        for rank, each in self.sources.items():
+            each[:] = rank + 1
+        self.destination = aligned(self.pages, page)
+        self.destination[:] = 0
+        self.src_ids, self.dst_ids = rng.permutation(self.pages), rng.permutation(self.pages)
+        group = self.plan.groups[0]
+        (layer,) = group.layers
+        self.blocks = {group.name: (self.src_ids, self.dst_ids)}
+        self.move: BoundMove = bind(
+            self.plan,
+            dst_rank=0,
+            src={rank: {group.name: {layer: each}} for rank, each in self.sources.items()},
+            dst={group.name: {layer: self.destination}},
+            threads=threads,
+        )
+
+    def candidates(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """What can be timed here: ours, NumPy, numba, and torch where it is installed."""
+        import numpy as np
+
+        contiguous = np.ones(self.payload, np.uint8)
+        target = self.destination.reshape(-1)
+        yield CONTIGUOUS, lambda: np.copyto(target, contiguous)
+        yield OURS, lambda: self.move(self.blocks)
+        heads = self.destination.reshape(self.pages, self.tokens, 2, self.run)
+        shares = {rank: each.reshape(self.pages, self.tokens, self.run) for rank, each in self.sources.items()}
+
+        def fancy() -> None:
+            for rank, share in shares.items():
+                heads[self.dst_ids, :, rank] = share[self.src_ids]
+
+        yield "numpy fancy indexing", fancy
+        byte_loop = _byte_loop()
+        yield "numba byte loop", lambda: byte_loop(heads, shares[0], shares[1], self.src_ids, self.dst_ids)
+        try:
+            import torch
+        except ImportError:
+            return
+        to, from_ = torch.from_numpy(heads), {rank: torch.from_numpy(share) for rank, share in shares.items()}
+        pairs = list(zip(self.src_ids.tolist(), self.dst_ids.tolist(), strict=True))
+
+        def strided() -> None:
+            for rank, share in from_.items():
+                for src, dst in pairs:
+                    to[dst, :, rank].copy_(share[src])
+
+        yield "torch strided copy_", strided
+
+
+Extra = Callable[[Work], tuple[str, Callable[[], object]] | None]
+
+
+def measure(
+    run: int, nbytes: int, rounds: int, threads: int = 1, *, only: tuple[str, ...] = (), more: Extra | None = None
+) -> Measured:
+    """Time every candidate (or those named), and one `more`, on one run length. Small destinations are repeated within
+    a round."""
+    work = Work(run, nbytes, threads)
+    chosen = [(name, call) for name, call in work.candidates() if not only or name in only]
+    extra = more(work) if more is not None else None
+    if extra is not None:
+        chosen.append(extra)
+    repeats = max(1, (64 << 20) // work.payload)
+    found = Measured(run, work.payload, {name: [] for name, _ in chosen})
+    for _, call in chosen:
+        call()
+    for _ in range(rounds):
+        for name, call in chosen:
+            begin = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            found.seconds[name].append((time.perf_counter() - begin) / repeats)
+    return found
+
+
+def aligned(rows: int, nbytes: int) -> NDArray[np.uint8]:
+    """uint8 (rows, nbytes) that begins at a cache line, as every engine's pool does."""
+    import numpy as np
+
+    raw = np.empty(rows * nbytes + 64, np.uint8)
+    begin = -raw.__array_interface__["data"][0] % 64
+    return raw[begin : begin + rows * nbytes].reshape(rows, nbytes)
+
+
+def _byte_loop() -> Callable[..., None]:
+    import numba
+
+    def copy(heads: Any, first: Any, second: Any, src_ids: Any, dst_ids: Any) -> None:
+        for k in range(len(src_ids)):
+            for token in range(heads.shape[1]):
+                for byte in range(heads.shape[3]):
+                    heads[dst_ids[k], token, 0, byte] = first[src_ids[k], token, byte]
+                    heads[dst_ids[k], token, 1, byte] = second[src_ids[k], token, byte]
+
+    compiled: Callable[..., None] = numba.njit(nogil=True)(copy)
+    return compiled

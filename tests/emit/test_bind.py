@@ -1,0 +1,338 @@
+"""What a bound move accepts and refuses. A refusal names the offender, and nothing has moved."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvlayout
+from kvlayout import Engine, SubmitError
+from kvlayout.emit.interpret import interpret
+from kvlayout.plan.transfer import TransferPlan
+from kvlayout.spec.formats import find_format
+from kvlayout.spec.model import spec_of_format
+from kvlayout.testing.mutators import MUTATORS
+from kvlayout.testing.seals import reseal
+
+SPEC = """
+kvlayout: 1
+model: small
+source: tests
+groups:
+  attention: {format: gqa, layers: [0, 1], params: {num_kv_heads: 2, head_size: 4, dtype: bfloat16}}
+  state: {format: mamba1, layers: [2], params: {intermediate_size: 8, state_size: 2, conv_kernel: 3,
+          conv_dtype: bfloat16, ssm_dtype: float32}}
+"""
+BLOCKS = 8
+
+
+class Case:
+    """A small hybrid model between tp=2 blocks of 4 and tp=1 blocks of 8, on NumPy arrays."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "small.yaml"
+        path.write_text(SPEC)
+        self.spec = kvlayout.load(path)
+        self.plan = kvlayout.slice_for_tp_transfer(self.spec, Engine(tp=2, block=4), Engine(tp=1, block=8))
+        rng = np.random.default_rng(0)
+        sizes = {g.name: (_bytes(g.src), _bytes(g.dst)) for g in self.plan.groups}
+        self.layers = {"attention": (0, 1), "state": (2,)}
+        self.src = {
+            rank: {
+                name: {n: rng.integers(0, 256, (BLOCKS, sizes[name][0]), np.uint8) for n in layers}
+                for name, layers in self.layers.items()
+            }
+            for rank in (0, 1)
+        }
+        self.dst = {
+            name: {n: np.zeros((BLOCKS, sizes[name][1]), np.uint8) for n in layers}
+            for name, layers in self.layers.items()
+        }
+        self.blocks: dict[str, Any] = {"attention": ([3, 1, 0, 7], [2, 5]), "state": ([4], [6])}
+
+    def bind(self, **words: Any) -> kvlayout.BoundMove:
+        return kvlayout.bind(self.plan, **{"dst_rank": 0, "src": self.src, "dst": self.dst, **words})
+
+    def expected(self, tokens: tuple[int, int] | None = None) -> dict[str, dict[int, Any]]:
+        wanted = {name: {n: page.copy() for n, page in pages.items()} for name, pages in self.dst.items()}
+        for name, pages in wanted.items():
+            for layer, page in pages.items():
+                sources = {rank: groups[name][layer] for rank, groups in self.src.items()}
+                interpret(self.plan, name, 0, sources, page, *self.blocks[name], tokens)
+        return wanted
+
+    def untouched(self) -> bool:
+        return not any(page.any() for pages in self.dst.values() for page in pages.values())
+
+
+def _bytes(page: Any) -> int:
+    from kvlayout.ir import span
+
+    return span(page.tree)
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def refused(code: str, call: Callable[[], object]) -> str:
+    with pytest.raises(SubmitError) as caught:
+        call()
+    (found,) = caught.value.problems
+    assert found.code == code, found
+    assert found.expected or found.got, found
+    return str(found)
+
+
+def equal(case: Case, wanted: dict[str, dict[int, Any]]) -> None:
+    for name, pages in wanted.items():
+        for layer, page in pages.items():
+            assert np.array_equal(case.dst[name][layer], page), (name, layer)
+
+
+@pytest.mark.parametrize("tokens", [None, (0, 16), (3, 13), (5, 6), (8, 16), (0, 11), (4, 4)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_call_moves_all_groups_and_layers(case: Case, tokens: tuple[int, int] | None, threads: int) -> None:
+    wanted = case.expected(tokens)
+    case.bind(threads=threads)(case.blocks, tokens=tokens)
+    equal(case, wanted)
+
+
+@pytest.mark.parametrize("tokens", [None, (3, 13)])
+def test_packing_and_unpacking_is_moving(case: Case, tokens: tuple[int, int] | None) -> None:
+    """Each source rank packs what it has; the destination unpacks what arrives, without the sources' memory."""
+    wanted = case.expected(tokens)
+    arrived = {}
+    for rank in (0, 1):
+        sender = case.bind(src={rank: case.src[rank]}, dst=None)
+        out = {rank: bytearray(sender.packed_bytes(case.blocks, tokens)[rank])}
+        ours = {name: (src, None) for name, (src, _) in case.blocks.items()}
+        assert sender.pack(ours, tokens, out=out)[rank] is out[rank]
+        arrived[rank] = bytes(out[rank])
+    assert case.untouched()
+    theirs = {name: (None, dst) for name, (_, dst) in case.blocks.items()}
+    case.bind(src=None).unpack(arrived, theirs, tokens)
+    equal(case, wanted)
+    assert sum(map(len, arrived.values())) == case.bind().packed_bytes(case.blocks, tokens)[0] * 2
+
+
+def test_a_kernel_moves_one_layer(case: Case) -> None:
+    wanted = case.expected((3, 13))
+    kernel = kvlayout.kernel(case.plan, "attention", dst_rank=0)
+    for layer in case.layers["attention"]:
+        sources = {rank: groups["attention"][layer] for rank, groups in case.src.items()}
+        kernel(sources, case.dst["attention"][layer], *case.blocks["attention"], tokens=(3, 13))
+        assert np.array_equal(case.dst["attention"][layer], wanted["attention"][layer])
+
+
+def test_tables_need_only_cover_the_tokens(case: Case) -> None:
+    case.bind()({"attention": ([3, 1, 0], [2, 5]), "state": ([], [])}, tokens=(0, 10))
+    short = {"attention": ([3, 1], [2, 5]), "state": ([], [])}
+    assert "at least 3" in refused("KVL604", lambda: case.bind()(short, tokens=(0, 10)))
+
+
+def test_other_kinds_of_memory(case: Case) -> None:
+    """memoryviews, mmaps, bytes as a source, arrays of other types, and rows further apart than a page."""
+    wanted = case.expected()
+    for groups in case.src.values():
+        groups["attention"] = {0: bytes(groups["attention"][0].reshape(-1)), 1: groups["attention"][1].view(np.uint16)}
+    before = case.dst["attention"]
+    area = mmap.mmap(-1, before[0].size)
+    wide = np.zeros((BLOCKS, 2, before[1].shape[1]), np.uint8)
+    case.dst["attention"] = {0: area, 1: wide[:, 1]}
+    case.bind()(case.blocks)
+    assert area[:] == wanted["attention"][0].tobytes()
+    assert np.array_equal(wide[:, 1], wanted["attention"][1]) and not wide[:, 0].any()
+
+
+def test_torch_tensors(case: Case) -> None:
+    torch = pytest.importorskip("torch")
+    wanted = case.expected()
+    for groups in (*case.src.values(), case.dst):
+        for pages in groups.values():
+            for layer in pages:
+                pages[layer] = torch.from_numpy(pages[layer])
+    case.bind()({name: tuple(map(torch.tensor, pair)) for name, pair in case.blocks.items()})
+    for name, pages in wanted.items():
+        for layer, page in pages.items():
+            assert np.array_equal(case.dst[name][layer].numpy(), page)
+    case.dst["state"][2] = torch.empty(8, 4, device="meta")
+    assert "meta" in refused("KVL602", case.bind)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: c.src.pop(1), "no buffer for 1, attention, 0"),
+        (lambda c: c.src[1].pop("state"), "no buffer for 1, state, 2"),
+        (lambda c: c.dst["attention"].pop(1), "no buffer for attention, 1"),
+    ],
+)
+def test_kvl601_a_missing_buffer(case: Case, change: Callable[[Case], object], said: str) -> None:
+    change(case)
+    assert said in refused("KVL601", case.bind)
+    refused("KVL601", lambda: kvlayout.bind(case.plan, dst_rank=0))
+
+
+def test_kvl601_a_side_that_is_not_bound(case: Case) -> None:
+    refused("KVL601", lambda: case.bind(src=None)(case.blocks))
+    refused("KVL601", lambda: case.bind(dst=None).unpack({}, case.blocks))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda page: page[:, :-1].copy(),
+        lambda page: page[:, ::-1],
+        lambda page: page[::-1],
+        lambda page: np.broadcast_to(page[:1], page.shape),
+        lambda page: page.reshape(-1)[:-1].copy(),
+        lambda page: page.astype(object),
+        lambda page: page.tolist(),
+        lambda page: bytes(page.reshape(-1)),
+        lambda page: None,
+        lambda page: np.uint8(3),
+    ],
+)
+def test_kvl602_what_holds_no_pages(case: Case, wrong: Callable[[Any], Any]) -> None:
+    case.dst["attention"][1] = wrong(case.dst["attention"][1])
+    assert "group 'attention', destination, layer 1" in refused("KVL602", case.bind)
+
+
+def test_kvl603_shared_memory(case: Case) -> None:
+    case.dst["attention"][1] = case.dst["attention"][0][1:]
+    assert "layer" in refused("KVL603", case.bind)
+    case.dst["attention"][1] = np.zeros_like(case.dst["attention"][0])
+    case.src[1]["attention"][0] = case.dst["attention"][1].reshape(-1)[: case.src[1]["attention"][0].size]
+    refused("KVL603", case.bind)
+    bound = Case.bind(case, src=None)
+    size = bound.packed_bytes(case.blocks)[0]
+    inside = case.dst["state"][2].reshape(-1)[:size]
+    refused("KVL603", lambda: bound.unpack({0: inside, 1: np.zeros(size, np.uint8)}, case.blocks))
+
+
+def test_layers_that_alternate_in_one_allocation(case: Case) -> None:
+    wanted = case.expected()
+    pool = np.zeros((BLOCKS, 2, case.dst["attention"][0].shape[1]), np.uint8)
+    case.dst["attention"] = {0: pool[:, 0], 1: pool[:, 1]}
+    case.bind()(case.blocks)
+    equal(case, wanted)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "code", "said"),
+    [
+        (None, "KVL604", "no block tables"),
+        ({"attention": ([0, 1], [0])}, "KVL604", "group 'state'"),
+        ({"attention": ([0, 1], [0]), "state": ([0], [0]), "x": ([], [])}, "KVL604", "no group 'x'"),
+        ({"attention": [0, 1], "state": ([0], [0]), }, "KVL604", "attention"),
+        ({"attention": ([0], [0]), "state": ([0], [0])}, "KVL604", "multiple of 2"),
+        ({"attention": ([0, 1], [0, 1]), "state": ([0], [0])}, "KVL604", "different numbers"),
+        ({"attention": ([0, 1.5], [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": ([[0, 1]], [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": ([True, False], [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": ([0, 1], [0]), "state": ([8], [0])}, "KVL605", "source ids[0]"),
+        ({"attention": ([0, 1], [-1]), "state": ([0], [0])}, "KVL605", "destination ids[0]"),
+        ({"attention": ([0, 2**70], [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": (np.array([0, 2**64 - 1], np.uint64), [0]), "state": ([0], [0])}, "KVL605", "source ids[1]"),
+        ({"attention": ([0, 1, 2, 3], [4, 4]), "state": ([0], [0])}, "KVL606", "block 4 is named twice, at 0 and 1"),
+    ],
+)  # fmt: skip
+def test_kvl604_to_606_block_tables(case: Case, blocks: Any, code: str, said: str) -> None:
+    bound = case.bind()
+    assert said in refused(code, lambda: bound(blocks))
+    assert case.untouched()
+
+
+def test_many_ids_are_checked_like_few(case: Case) -> None:
+    small = kvlayout.slice_for_tp_transfer(case.spec, Engine(), Engine(), group="state")
+    size = _bytes(small.groups[0].src)
+    src, dst = np.ones((300, size), np.uint8), np.zeros((300, size), np.uint8)
+    bound = kvlayout.bind(small, dst_rank=0, src={0: {"state": {2: src}}}, dst={"state": {2: dst}})
+    ids = np.arange(200)
+    for place, value, code in ((150, 151, "KVL606"), (199, 300, "KVL605"), (0, -1, "KVL605")):
+        wrong = ids.copy()
+        wrong[place] = value
+        refused(code, lambda wrong=wrong: bound({"state": (ids, wrong)}))  # type: ignore[misc]
+    assert not dst.any()
+    bound({"state": (ids[::-1], ids)})
+    assert dst[:200].all() and not dst[200:].any()
+
+
+@pytest.mark.parametrize("tokens", [(3,), (5, 2), (-1, 4), (0.0, 4), "ab", 7, (0, 1 << 80), (True, 4)])
+def test_kvl607_no_interval(case: Case, tokens: Any) -> None:
+    refused("KVL607", lambda: case.bind()(case.blocks, tokens=tokens))
+    assert case.untouched()
+
+
+def test_kvl607_units_of_several_tokens() -> None:
+    spec = spec_of_format(find_format("dsv4_fp8", None, "test"), {"tokens_per_state": 4}, "test")
+    plan = kvlayout.slice_for_tp_transfer(spec, Engine(), Engine())
+    (group,) = plan.groups
+    size = _bytes(group.dst)
+    src, dst = np.ones((4, size), np.uint8), np.zeros((4, size), np.uint8)
+    kernel = kvlayout.kernel(plan, group.name, dst_rank=0)
+    assert "multiples of" in refused("KVL607", lambda: kernel({0: src}, dst, [0], [1], tokens=(0, 1)))
+    assert not dst.any()
+
+
+def test_kvl608_packed_buffers(case: Case) -> None:
+    bound = case.bind()
+    sizes = bound.packed_bytes(case.blocks)
+    for wrong in ({0: bytearray(sizes[0])}, {0: bytearray(sizes[0] - 1), 1: bytearray(sizes[1])}, 7,
+                  {0: bytes(sizes[0]), 1: bytearray(sizes[1])},
+                  {0: np.zeros((sizes[0], 2), np.uint8)[:, 0], 1: bytearray(sizes[1])}):  # fmt: skip
+        refused("KVL608", lambda wrong=wrong: bound.pack(case.blocks, out=wrong))  # type: ignore[misc]
+    assert case.untouched()
+
+
+def test_kvl609_no_such_rank_or_layer(case: Case) -> None:
+    refused("KVL609", lambda: case.bind(dst_rank=1))
+    refused("KVL609", lambda: kvlayout.kernel(case.plan, "attention", dst_rank=-1))
+    refused("KVL609", lambda: kvlayout.kernel(case.plan, "attention", dst_rank=0, layer=2))
+    with pytest.raises(LookupError):
+        kvlayout.kernel(case.plan, "no such group", dst_rank=0)
+
+
+def test_only_what_is_proved_moves(case: Case) -> None:
+    from random import Random
+
+    from msgspec.structs import replace
+
+    document = case.plan.document
+    wrong = MUTATORS["dropped"](Random(0), document.plan)
+    assert wrong is not None
+    forged = TransferPlan(reseal(replace(document, plan=wrong)))
+    with pytest.raises(kvlayout.PlanRefused):
+        kvlayout.bind(forged, dst_rank=0, src=case.src, dst=case.dst)
+    with pytest.raises(kvlayout.PlanRefused):
+        kvlayout.kernel(forged, "attention", dst_rank=0)
+
+
+def test_pipeline_stages(tmp_path: Path) -> None:
+    """Two source stages into two destination stages that are cut elsewhere: each layer from the stage that has it."""
+    path = tmp_path / "stages.yaml"
+    path.write_text(SPEC[: SPEC.index("  state")].replace("[0, 1]", "[0, 1, 2, 3]"))
+    src, dst = Engine(pp=2, stages="1+3"), Engine(pp=2, stages="2+2")
+    plan = kvlayout.slice_for_tp_transfer(kvlayout.load(path), src, dst)
+    size = _bytes(plan.groups[0].src)
+    held = {0: (0,), 1: (1, 2, 3)}
+    pages = {
+        rank: {"attention": {n: np.full((2, size), n + 1, np.uint8) for n in layers}} for rank, layers in held.items()
+    }
+    for rank, layers in ((0, (0, 1)), (1, (2, 3))):
+        to = {n: np.zeros((2, size), np.uint8) for n in layers}
+        kvlayout.bind(plan, dst_rank=rank, src=pages, dst={"attention": to})({"attention": ([0], [1])})
+        assert all((to[n][1] == n + 1).all() and not to[n][0].any() for n in layers)
+
+
+@pytest.mark.parametrize("words", [{"reader": "nobody"}, {"threads": 0}])
+def test_wrong_words(case: Case, words: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"reader|threads"):
+        case.bind(**words)
