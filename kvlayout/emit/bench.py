@@ -9,13 +9,14 @@ are medians over rounds, since a shared machine drifts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from kvlayout.api import slice_for_tp_transfer
 from kvlayout.emit.bind import BoundMove, bind
+from kvlayout.emit.calls import run
 from kvlayout.plan.transfer import TransferPlan
 from kvlayout.spec.engine import Engine
 from kvlayout.spec.formats import find_format
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["CONTIGUOUS", "OURS", "Measured", "Work", "measure"]
+__all__ = ["CONTIGUOUS", "OURS", "Measured", "Work", "aligned", "measure", "measured"]
 
 CONTIGUOUS, OURS = "numpy.copyto", "kvlayout"
 PAGE = 64 * 1024
@@ -85,6 +86,12 @@ class Work:
             threads=threads,
         )
 
+    def kernels_alone(self) -> Callable[[], None]:
+        """The kernels of one call with its checks done, ordinary stores: what a call costs beside them is left out."""
+        (part,) = self.move.parts
+        jobs = part.call("move", self.src_ids, self.dst_ids, None).jobs(streaming=False)
+        return lambda: run(jobs, 1)
+
     def candidates(self) -> Iterator[tuple[str, Callable[[], object]]]:
         """What can be timed here: ours, NumPy, numba, and torch where it is installed."""
         import numpy as np
@@ -127,16 +134,21 @@ def measure(
     """Time every candidate (or those named), and one `more`, on one run length. Small destinations are repeated within
     a round."""
     work = Work(run, nbytes, threads)
-    chosen = [(name, call) for name, call in work.candidates() if not only or name in only]
+    chosen = {name: call for name, call in work.candidates() if not only or name in only}
     extra = more(work) if more is not None else None
     if extra is not None:
-        chosen.append(extra)
+        chosen[extra[0]] = extra[1]
+    return measured(work, chosen, rounds)
+
+
+def measured(work: Work, chosen: Mapping[str, Callable[[], object]], rounds: int) -> Measured:
+    """Time these on the pages of `work`, in turns."""
     repeats = max(1, (64 << 20) // work.payload)
-    found = Measured(run, work.payload, {name: [] for name, _ in chosen})
-    for _, call in chosen:
+    found = Measured(work.run, work.payload, {name: [] for name in chosen})
+    for call in chosen.values():
         call()
     for _ in range(rounds):
-        for name, call in chosen:
+        for name, call in chosen.items():
             begin = time.perf_counter()
             for _ in range(repeats):
                 call()

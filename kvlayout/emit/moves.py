@@ -11,20 +11,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kvlayout.algebra.nests import Loop, Nest, fold, run_count
 from kvlayout.emit.kernels import Kernel, kernel_of
-from kvlayout.emit.tables import Move, rows_of, shape_of
+from kvlayout.emit.tables import Move, Table, rows_of, shape_of, table
 from kvlayout.emit.tokens import TokenCutter
 from kvlayout.errors import SubmitError, problem
 from kvlayout.ir import Page, Parallel, span
 from kvlayout.plan.transfer import Entry
 from kvlayout.verify.sides import SideView
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 __all__ = ["Interval", "Mode", "Moves", "Section", "buffers_of"]
 
@@ -69,6 +65,7 @@ class Moves:
         self.located = lru_cache(maxsize=256)(self._located)
         self.kernels = lru_cache(maxsize=512)(self._kernels)
         self.dense_bytes = lru_cache(maxsize=256)(self._dense_bytes)
+        self.payload = lru_cache(maxsize=256)(lambda interval: sum(self.dense_bytes(interval).values()))
 
     @property
     def tokens(self) -> int | None:
@@ -128,9 +125,7 @@ class Moves:
             sizes[rank] += _payload(move)
         return dict(sizes)
 
-    def _kernels(
-        self, mode: Mode, interval: Interval, streaming: bool, aligned: bool
-    ) -> list[tuple[Kernel, NDArray[np.int64]]]:
+    def _kernels(self, mode: Mode, interval: Interval, streaming: bool, aligned: bool) -> list[tuple[Kernel, Table]]:
         """Kernels with their rows, those of one shape together."""
         moves = [move for _, move in self.located(interval)] if mode == "move" else self._dense(mode, interval)
         by_shape: dict[object, list[Move]] = defaultdict(list)
@@ -139,7 +134,7 @@ class Moves:
             shape = shape_of(move, streaming=streaming, aligned=aligned)
             shapes[shape] = shape
             by_shape[shape].append(move)
-        return [(kernel_of(shape), rows_of(by_shape[shape])) for shape in shapes]
+        return [(kernel_of(shape), table(rows_of(by_shape[shape]))) for shape in shapes]
 
     def _dense(self, mode: Mode, interval: Interval) -> list[Move]:
         """The moves with one side packed: a slot for each rank, one block for each template."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ctypes import addressof, c_int64
 from typing import TYPE_CHECKING, Any
 
+from kvlayout.emit.tables import Table, table
 from kvlayout.errors import SubmitError, one_of, problem, shown
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ FEW = 64
 
 def tables(blocks: object, groups: tuple[str, ...]) -> Mapping[str, tuple[Any, Any]]:
     """The block tables by group, each a pair; SubmitError where a group is missing, unknown, or no pair."""
-    if not isinstance(blocks, Mapping):
+    if type(blocks) is not dict and not isinstance(blocks, Mapping):
         raise _error("KVL604", "blocks", "no block tables", "{group: (source ids, destination ids)}", blocks)
     for name in blocks:
         if name not in groups:
@@ -46,14 +48,69 @@ def interval(tokens: object) -> tuple[int, int] | None:
     raise _error("KVL607", "tokens", "no token interval", "(a, b) with 0 <= a <= b", tokens)
 
 
-def block_ids(
-    ids: object, where: str, rows: int, used: slice | None, multiple: int, *, distinct: bool
-) -> NDArray[np.int64]:
-    """A block table as contiguous int64.
+def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int, *, distinct: bool) -> Table:
+    """A block table as 64-bit words.
 
     `rows`: pages that every buffer of the side has. `used`: the part that the call reads, None for all of it, which
     then must be a whole number of templates of `multiple` blocks.
     """
+    values = _few(ids)
+    array = None if values is not None else _array(ids, where)
+    length = len(values) if array is None else len(array)  # type: ignore[arg-type]
+    if used is None:
+        if length % multiple:
+            expected = f"a multiple of {multiple}, the blocks of a template"
+            raise _error("KVL604", where, "the block table is no whole number of templates", expected, length)
+        begin, end = 0, length
+    else:
+        begin, end = used.start, used.stop
+        if length < end:
+            expected = f"at least {end}, to cover the tokens"
+            raise _error("KVL604", where, "the block table is too short", expected, length)
+    if array is None:
+        assert values is not None
+        part = values[begin:end]
+        if part:
+            if min(part) < 0 or max(part) >= rows:
+                _out_of_range(where, part, rows, begin)
+            if distinct and len(set(part)) != len(part):
+                _twice(where, part, begin)
+            if begin:
+                values[:begin] = [0] * begin  # not read, and so not checked
+        else:
+            end = 0
+        if end < length:
+            del values[end:]
+        words = (c_int64 * len(values))(*values)
+        return Table(addressof(words), length, 8, words)
+    import numpy as np
+
+    chosen = array[begin:end]
+    if len(chosen):
+        if chosen.min() < 0 or chosen.max() >= rows:
+            _out_of_range(where, chosen.tolist(), rows, begin)
+        if distinct:
+            # Of equal ids the last one's mark stays, so that another's is found changed. The marks need no clearing.
+            marks = np.empty(rows, np.int64)
+            order = np.arange(len(chosen))
+            marks[chosen] = order
+            if not np.array_equal(marks[chosen], order):
+                _twice(where, chosen.tolist(), begin)
+    return table(np.ascontiguousarray(array, np.int64))
+
+
+def _few(ids: Any) -> list[int] | None:
+    """A short table as a list, None where it is long or needs a closer look."""
+    kind = getattr(getattr(ids, "dtype", None), "kind", "")
+    if kind and kind in "iu" and ids.ndim == 1 and len(ids) <= FEW:
+        values: list[int] = ids.tolist()
+        return values
+    if isinstance(ids, list) and len(ids) <= FEW and all(type(value) is int for value in ids):
+        return None if any(abs(value) >> 62 for value in ids) else ids.copy()
+    return None
+
+
+def _array(ids: Any, where: str) -> NDArray[np.integer]:
     import numpy as np
 
     try:
@@ -62,32 +119,7 @@ def block_ids(
         array = None
     if array is None or array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise _error("KVL604", where, "no block table", "a 1-D array of integers", type(ids).__name__)
-    if used is None:
-        if len(array) % multiple:
-            expected = f"a multiple of {multiple}, the blocks of a template"
-            raise _error("KVL604", where, "the block table is no whole number of templates", expected, len(array))
-        used = slice(0, len(array))
-    elif len(array) < used.stop:
-        expected = f"at least {used.stop}, to cover the tokens"
-        raise _error("KVL604", where, "the block table is too short", expected, len(array))
-    part = array[used]
-    if len(part) <= FEW:
-        values = part.tolist()
-        if values and not (min(values) >= 0 and max(values) < rows):
-            _out_of_range(where, values, rows, used.start)
-        if distinct and len(set(values)) != len(values):
-            _twice(where, values, used.start)
-    else:
-        if part.min() < 0 or part.max() >= rows:
-            _out_of_range(where, part.tolist(), rows, used.start)
-        if distinct:
-            # Of equal ids the last one's mark stays, so that another's is found changed. The marks need no clearing.
-            marks = np.empty(rows, np.int64)
-            order = np.arange(len(part))
-            marks[part] = order
-            if not np.array_equal(marks[part], order):
-                _twice(where, part.tolist(), used.start)
-    return np.ascontiguousarray(array, np.int64)
+    return array if array.size else array.astype(np.int64)
 
 
 def _out_of_range(where: str, values: list[int], rows: int, first: int) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["JOB", "LANES", "ROW", "SHAPES", "Move", "Shape", "rows_of", "shape_of"]
+__all__ = ["JOB", "LANES", "ROW", "SHAPES", "Move", "Shape", "Table", "rows_of", "shape_of", "table"]
 
 JOB = ("rows", "rows_end", "row_bytes", "src_bases", "src_slots", "dst_bases", "dst_slots", "src_ids", "src_blocks",
        "dst_ids", "dst_blocks", "templates")  # fmt: skip
@@ -44,6 +44,20 @@ class Move(NamedTuple):
     dst_slot: int
     dst_block: int
     nest: Nest
+
+
+class Table(NamedTuple):
+    """64-bit words in memory: where they begin, how many entries and bytes of each entry, and what keeps them alive."""
+
+    address: int
+    entries: int
+    nbytes: int
+    owner: object
+
+
+def table(words: NDArray[np.int64]) -> Table:
+    """A contiguous array as a table; its first axis counts entries."""
+    return Table(words.__array_interface__["data"][0], len(words), words.strides[0], words)
 
 
 class Shape(NamedTuple):

@@ -1,0 +1,255 @@
+"""Calls of a bound move: block tables checked, tables of addresses made, kernels run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from ctypes import addressof, c_int64
+from functools import cache
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from kvlayout.emit.kernels import Kernel
+from kvlayout.emit.moves import Mode, Moves, Section, buffers_of
+from kvlayout.emit.regions import Region, region
+from kvlayout.emit.submit import block_ids
+from kvlayout.emit.tables import LANES, Table, table
+from kvlayout.emit.target import LINE, host
+from kvlayout.errors import SubmitError, one_of, problem
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Call", "Part", "Reader", "Tokens", "run", "streams"]
+
+Reader = Literal["any", "cpu", "device"]
+"""Who reads the destination next: this CPU soon (stores stay in its caches), a device or another CPU (they go past
+them), or anyone, in which case the size of the call decides."""
+
+Tokens = tuple[int, int] | None
+
+_Job = tuple[Kernel, Any, int, object]
+"""A kernel, its words, how many units it has, and the tables that the words point into."""
+
+_Words = c_int64 * 12
+
+
+class _Bases(NamedTuple):
+    """The buffers of one side: (address, page stride) by layer and slot; pages that each of them has."""
+
+    regions: list[tuple[str, Region]]
+    words: NDArray[np.int64]
+    at: Table
+    rows: int
+
+
+class Part:
+    """The moves of one entry with its buffers. `src`, `dst`: None where that side is not bound."""
+
+    def __init__(self, moves: Moves, src: Any, dst: Any, *, by_layer: bool) -> None:
+        self.moves = moves
+        group, where = moves.group, moves.where
+        layers = moves.entry.layers if by_layer else (None,)
+        self.layers = len(layers)
+        self.src = self.dst = None
+        if src is not None:
+            found = []
+            for layer in layers:
+                for rank in moves.ranks:
+                    path = (rank, group.name, layer) if by_layer else (rank,)
+                    found += _buffers(src, path, group.src, f"{where}, source rank {rank}", writable=False)
+            self.src = _bases(found, self.layers)
+        if dst is not None:
+            found = []
+            for layer in layers:
+                found += _buffers(
+                    dst, (group.name, layer) if by_layer else (), group.dst, f"{where}, destination", writable=True
+                )
+            self.dst = _bases(found, self.layers)
+        self.aligned = self.dst is not None and not (self.dst.words % LINE).any()
+        self._called = f"group '{group.name}', source ids", f"group '{group.name}', destination ids"
+
+    def need(self, mode: Mode) -> None:
+        """SubmitError when the sides that a mode needs are not bound."""
+        for side, bound in (("src", self.src), ("dst", self.dst)):
+            if bound is None and mode in ("move", "pack" if side == "src" else "unpack"):
+                raise SubmitError(problem("KVL601", f"bind: {mode}", f"no {side} buffers are bound", expected=side))
+
+    def call(self, mode: Mode, src_ids: Any, dst_ids: Any, tokens: Tokens) -> Call:
+        """A call with its block tables checked."""
+        group, size = self.moves.group, self.moves.tokens
+        cut = tokens if size is not None else None
+        a, b = group.src_blocks, group.dst_blocks
+        src = dst = None
+        if mode != "unpack":
+            assert self.src is not None
+            used = None if cut is None else _used(cut, (size or 0) // a)
+            src = block_ids(src_ids, self._called[0], self.src.rows, used, a, distinct=False)
+        if mode != "pack":
+            assert self.dst is not None
+            used = None if cut is None else _used(cut, (size or 0) // b)
+            dst = block_ids(dst_ids, self._called[1], self.dst.rows, used, b, distinct=True)
+        if cut is None and src is not None and dst is not None and src.entries // a != dst.entries // b:
+            text = "the two block tables hold different numbers of templates"
+            expected = f"{b} destination ids for every {a} source ids"
+            got = f"{src.entries} and {dst.entries}"
+            raise SubmitError(problem("KVL604", f"group '{group.name}'", text, expected=expected, got=got))
+        templates = src.entries // a if src is not None else dst.entries // b if dst is not None else 0
+        sections = self.moves.sections(templates, cut)
+        for section in sections:
+            self.moves.located(section.interval)  # raises where pages cannot be cut
+        return Call(self, mode, src, dst, sections)
+
+
+class Call:
+    """A checked call of one part. `room`: (offset, bytes of a layer) of its packed bytes by source rank."""
+
+    def __init__(self, part: Part, mode: Mode, src: Table | None, dst: Table | None, sections: list[Section]) -> None:
+        self.part, self.mode, self.src, self.dst, self.sections = part, mode, src, dst, sections
+        self.room: dict[int, tuple[int, int]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that move."""
+        moves = self.part.moves
+        return self.part.layers * sum(each.templates * moves.payload(each.interval) for each in self.sections)
+
+    def take_room(self, offsets: dict[int, int]) -> None:
+        """Lay the packed bytes of this call behind those of the calls before."""
+        sizes = dict.fromkeys(self.part.moves.ranks, 0)
+        for section in self.sections:
+            for rank, nbytes in self.part.moves.dense_bytes(section.interval).items():
+                sizes[rank] += nbytes * section.templates
+        for rank, nbytes in sizes.items():
+            begin = offsets.get(rank, 0)
+            self.room[rank] = begin, nbytes
+            offsets[rank] = begin + nbytes * self.part.layers
+
+    def jobs(self, streaming: bool, dense: Mapping[int, Region] | None = None) -> list[_Job]:
+        """The kernel calls of all sections; `dense` are the packed buffers by rank."""
+        part, group = self.part, self.part.moves.group
+        jobs: list[_Job] = []
+        behind = dict.fromkeys(part.moves.ranks, 0)  # packed bytes of the sections before, in each layer
+        for section in self.sections:
+            src_bases, dst_bases, aligned = part.src and part.src.at, part.dst and part.dst.at, part.aligned
+            src_ids, src_blocks, dst_ids, dst_blocks = self.src, group.src_blocks, self.dst, group.dst_blocks
+            first_src, first_dst = 8 * section.first * src_blocks, 8 * section.first * dst_blocks
+            if dense is not None:
+                packed, in_order = self._packed(section, dense, behind)
+                if self.mode == "pack":
+                    dst_bases, aligned = table(packed), not (packed % LINE).any()
+                    dst_ids, dst_blocks, first_dst = in_order, 1, 0
+                else:
+                    src_bases = table(packed)
+                    src_ids, src_blocks, first_src = in_order, 1, 0
+            assert src_bases and dst_bases and src_ids and dst_ids
+            for kernel, rows in part.moves.kernels(self.mode, section.interval, streaming, aligned):
+                words = _Words(
+                    rows.address, rows.address + rows.entries * rows.nbytes, rows.nbytes,
+                    src_bases.address, src_bases.nbytes >> 4, dst_bases.address, dst_bases.nbytes >> 4,
+                    src_ids.address + first_src, src_blocks, dst_ids.address + first_dst, dst_blocks,
+                    section.templates,
+                )  # fmt: skip
+                alive = rows, src_bases, dst_bases, src_ids, dst_ids
+                jobs.append((kernel, words, section.templates * part.layers, alive))
+        return jobs
+
+    def _packed(
+        self, section: Section, dense: Mapping[int, Region], behind: dict[int, int]
+    ) -> tuple[NDArray[np.int64], Table]:
+        """The bases of a packed section by layer and rank, and the ids of its templates; counts on `behind`."""
+        import numpy as np
+
+        ranks, sizes = self.part.moves.ranks, self.part.moves.dense_bytes(section.interval)
+        packed = np.empty((self.part.layers, len(ranks), 2), np.int64)
+        for slot, rank in enumerate(ranks):
+            begin, layer_bytes = self.room[rank]
+            first = dense[rank].address + begin + behind[rank]
+            packed[:, slot, 0] = first + layer_bytes * np.arange(self.part.layers)
+            packed[:, slot, 1] = sizes.get(rank, 0)
+            behind[rank] += sizes.get(rank, 0) * section.templates
+        return packed, table(np.arange(section.templates))
+
+
+def run(jobs: list[_Job], threads: int) -> None:
+    """Execute jobs, each thread a share of the units of every job."""
+    if threads == 1:
+        for kernel, words, units, _ in jobs:
+            kernel(addressof(words), 0, units)
+        return
+    failed: list[BaseException] = []
+
+    def share(index: int) -> None:
+        try:
+            for kernel, words, units, _ in jobs:
+                together = LANES if units >= LANES * threads else 1
+                groups = -(-units // together)  # lanes stay together
+                first, last = (min(units, together * (groups * part // threads)) for part in (index, index + 1))
+                if first < last:
+                    kernel(addressof(words), first, last)
+        except BaseException as error:
+            failed.append(error)
+
+    others = [Thread(target=share, args=(index,)) for index in range(1, threads)]
+    for thread in others:
+        thread.start()
+    share(0)
+    for thread in others:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+@cache
+def _streaming_from() -> int:
+    """Bytes from which on a call goes past the caches: four times the second-level cache, where that is known."""
+    try:
+        level2 = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        level2 = 0
+    return 4 * level2 if level2 > 0 else 8 << 20
+
+
+def streams(reader: Reader, nbytes: int) -> bool:
+    """Whether a call of so many bytes stores past the caches."""
+    if reader == "cpu" or not host().streams:
+        return False
+    return reader == "device" or nbytes >= _streaming_from()
+
+
+def _used(tokens: tuple[int, int], per_block: int) -> slice:
+    """The blocks that an interval reaches."""
+    if tokens[0] >= tokens[1]:
+        return slice(0, 0)
+    return slice(tokens[0] // per_block, -(-tokens[1] // per_block))
+
+
+def _buffers(side: Any, path: tuple[Any, ...], page: Any, where: str, *, writable: bool) -> list[tuple[str, Region]]:
+    """The regions of one page, found by rank, group and layer."""
+    at = side
+    for key in path:
+        if not isinstance(at, Mapping) or key not in at:
+            given = one_of(at) if isinstance(at, Mapping) else type(at).__name__
+            said = ", ".join(f"{key}" for key in path)
+            raise SubmitError(problem("KVL601", where, f"no buffer for {said}", expected=f"a key {key}", got=given))
+        at = at[key]
+    label = f"{where}, layer {path[-1]}" if len(path) > 1 else where
+    found = []
+    for name, nbytes in buffers_of(page):
+        buffer = at
+        if name:
+            if not isinstance(at, Mapping) or name not in at:
+                expected = f"a buffer for each of {', '.join(name for name, _ in page.buffers)}"
+                raise SubmitError(problem("KVL601", label, f"no buffer '{name}'", expected=expected))
+            buffer = at[name]
+        called = f"{label}, buffer '{name}'" if name else label
+        found.append((called, region(buffer, nbytes, called, writable=writable)))
+    return found
+
+
+def _bases(found: list[tuple[str, Region]], layers: int) -> _Bases:
+    import numpy as np
+
+    words = np.array([(each.address, each.stride) for _, each in found], np.int64).reshape(layers, -1, 2)
+    return _Bases(found, words, table(words), min((each.rows for _, each in found), default=0))
