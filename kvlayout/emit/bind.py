@@ -89,11 +89,15 @@ class BoundMove:
 
     def __call__(self, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens = None) -> None:
         """Move. Raises SubmitError, and then nothing has moved."""
-        for part in self.parts:
-            part.need("move")
         calls = self._calls("move", blocks, tokens)
-        streaming = streams(self._reader, sum(call.nbytes for call in calls))
-        run([job for call in calls for job in call.jobs(streaming)], self._threads)
+        nbytes = 0
+        for call in calls:
+            nbytes += call.nbytes
+        streaming = streams(self._reader, nbytes)
+        jobs = []
+        for call in calls:
+            jobs += call.jobs(streaming)
+        run(jobs, self._threads)
 
     def packed_bytes(self, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens = None) -> dict[int, int]:
         """Bytes that `pack` writes and `unpack` reads for these tables, by source rank."""
@@ -110,8 +114,6 @@ class BoundMove:
         """
         import numpy as np
 
-        for part in self.parts:
-            part.need("pack")
         calls = self._calls("pack", blocks, tokens)
         sizes = _dense_sizes(calls)
         given = {rank: np.empty(size, np.uint8) for rank, size in sizes.items()} if out is None else out
@@ -123,8 +125,6 @@ class BoundMove:
 
     def unpack(self, packed: Mapping[int, Any], blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens = None) -> None:
         """Scatter what `pack` wrote for the same plan, tables and tokens. Source ids are not read and may be None."""
-        for part in self.parts:
-            part.need("unpack")
         calls = self._calls("unpack", blocks, tokens)
         sizes = _dense_sizes(calls)
         dense = _dense_regions(packed, sizes, writable=False)
@@ -133,6 +133,8 @@ class BoundMove:
         run([job for call in calls for job in call.jobs(streaming, dense)], self._threads)
 
     def _calls(self, mode: Mode, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens) -> list[Call]:
+        for part in self.parts:
+            part.need(mode)
         pairs, span = tables(blocks, self._groups), interval(tokens)
         calls = []
         offsets: dict[int, int] = {}

@@ -72,9 +72,10 @@ class Part:
 
     def need(self, mode: Mode) -> None:
         """SubmitError when the sides that a mode needs are not bound."""
-        for side, bound in (("src", self.src), ("dst", self.dst)):
-            if bound is None and mode in ("move", "pack" if side == "src" else "unpack"):
-                raise SubmitError(problem("KVL601", f"bind: {mode}", f"no {side} buffers are bound", expected=side))
+        if self.src is None and mode != "unpack":
+            raise SubmitError(problem("KVL601", f"bind: {mode}", "no source buffers are bound", expected="src"))
+        if self.dst is None and mode != "pack":
+            raise SubmitError(problem("KVL601", f"bind: {mode}", "no destination buffers are bound", expected="dst"))
 
     def call(self, mode: Mode, src_ids: Any, dst_ids: Any, tokens: Tokens) -> Call:
         """A call with its block tables checked."""
@@ -97,8 +98,9 @@ class Part:
             raise SubmitError(problem("KVL604", f"group '{group.name}'", text, expected=expected, got=got))
         templates = src.entries // a if src is not None else dst.entries // b if dst is not None else 0
         sections = self.moves.sections(templates, cut)
-        for section in sections:
-            self.moves.located(section.interval)  # raises where pages cannot be cut
+        if cut is not None:
+            for section in sections:
+                self.moves.located(section.interval)  # raises where pages cannot be cut
         return Call(self, mode, src, dst, sections)
 
 
@@ -112,8 +114,10 @@ class Call:
     @property
     def nbytes(self) -> int:
         """Bytes that move."""
-        moves = self.part.moves
-        return self.part.layers * sum(each.templates * moves.payload(each.interval) for each in self.sections)
+        total = 0
+        for section in self.sections:
+            total += section.templates * self.part.moves.payload(section.interval)
+        return total * self.part.layers
 
     def take_room(self, offsets: dict[int, int]) -> None:
         """Lay the packed bytes of this call behind those of the calls before."""
@@ -130,7 +134,7 @@ class Call:
         """The kernel calls of all sections; `dense` are the packed buffers by rank."""
         part, group = self.part, self.part.moves.group
         jobs: list[_Job] = []
-        behind = dict.fromkeys(part.moves.ranks, 0)  # packed bytes of the sections before, in each layer
+        behind: dict[int, int] = {}  # packed bytes of the sections before, in each layer
         for section in self.sections:
             src_bases, dst_bases, aligned = part.src and part.src.at, part.dst and part.dst.at, part.aligned
             src_ids, src_blocks, dst_ids, dst_blocks = self.src, group.src_blocks, self.dst, group.dst_blocks
@@ -165,10 +169,10 @@ class Call:
         packed = np.empty((self.part.layers, len(ranks), 2), np.int64)
         for slot, rank in enumerate(ranks):
             begin, layer_bytes = self.room[rank]
-            first = dense[rank].address + begin + behind[rank]
+            first = dense[rank].address + begin + behind.get(rank, 0)
             packed[:, slot, 0] = first + layer_bytes * np.arange(self.part.layers)
             packed[:, slot, 1] = sizes.get(rank, 0)
-            behind[rank] += sizes.get(rank, 0) * section.templates
+            behind[rank] = behind.get(rank, 0) + sizes.get(rank, 0) * section.templates
         return packed, table(np.arange(section.templates))
 
 

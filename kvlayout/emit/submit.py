@@ -23,14 +23,14 @@ def tables(blocks: object, groups: tuple[str, ...]) -> Mapping[str, tuple[Any, A
     """The block tables by group, each a pair; SubmitError where a group is missing, unknown, or no pair."""
     if type(blocks) is not dict and not isinstance(blocks, Mapping):
         raise _error("KVL604", "blocks", "no block tables", "{group: (source ids, destination ids)}", blocks)
-    for name in blocks:
-        if name not in groups:
-            raise _error("KVL604", "blocks", f"no group '{shown(name)}' is bound", one_of(groups))
     for name in groups:
         pair = blocks.get(name)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             expected = f"'{name}': (source ids, destination ids); two empty lists to move none"
             raise _error("KVL604", f"group '{name}'", "no pair of block tables", expected, pair)
+    if len(blocks) > len(groups):
+        unknown = next(name for name in blocks if name not in groups)
+        raise _error("KVL604", "blocks", f"no group '{shown(unknown)}' is bound", one_of(groups))
     return blocks
 
 
@@ -101,12 +101,13 @@ def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int
 
 def _few(ids: Any) -> list[int] | None:
     """A short table as a list, None where it is long or needs a closer look."""
-    kind = getattr(getattr(ids, "dtype", None), "kind", "")
-    if kind and kind in "iu" and ids.ndim == 1 and len(ids) <= FEW:
-        values: list[int] = ids.tolist()
-        return values
-    if isinstance(ids, list) and len(ids) <= FEW and all(type(value) is int for value in ids):
-        return None if any(abs(value) >> 62 for value in ids) else ids.copy()
+    try:
+        if ids.dtype.kind in "iu" and ids.ndim == 1 and len(ids) <= FEW:
+            values: list[int] = ids.tolist()
+            return values
+    except AttributeError:  # no NumPy array
+        if isinstance(ids, list) and len(ids) <= FEW and all(type(value) is int for value in ids):
+            return None if any(abs(value) >> 62 for value in ids) else ids.copy()
     return None
 
 
