@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 __all__ = ["Arena"]
 
+CANARY = 0xA5
 _PAGE = mmap.PAGESIZE
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -19,6 +20,7 @@ class Arena:
 
     def __init__(self) -> None:
         self._maps: list[mmap.mmap] = []
+        self._between: list[NDArray[np.uint8]] = []
 
     def rows(self, rows: int, nbytes: int, *, gap: int = 0, offset: int = 0, at_end: bool = True) -> NDArray[np.uint8]:
         """uint8 (rows, nbytes), rows `nbytes + gap` apart. The last row ends at a guard page (then `offset` bytes
@@ -34,7 +36,17 @@ class Arena:
             if _LIBC.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(_PAGE), 0):
                 raise OSError(ctypes.get_errno(), "mprotect")
         begin = _PAGE + (pages * _PAGE - used if at_end else offset)
+        inside = whole[_PAGE : (pages + 1) * _PAGE]
+        inside[:] = CANARY
+        self._between.append(inside[: begin - _PAGE])
+        self._between.append(inside[begin - _PAGE + max(0, rows * stride - gap) :])
+        for row in range(rows - 1):
+            self._between.append(whole[begin + row * stride + nbytes : begin + (row + 1) * stride])
         return np.lib.stride_tricks.as_strided(whole[begin:], (rows, nbytes), (stride, 1))
+
+    def untouched(self) -> bool:
+        """Whether every byte before, between and behind the rows is what it was."""
+        return all((each == CANARY).all() for each in self._between)
 
     def close(self) -> None:
         """Give the memory back."""
@@ -42,3 +54,4 @@ class Arena:
             address = np.frombuffer(area, np.uint8).__array_interface__["data"][0]
             _LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(len(area)), 3)
         self._maps.clear()
+        self._between.clear()

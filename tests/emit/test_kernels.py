@@ -79,7 +79,8 @@ class Memory:
         return wanted
 
     def holds(self, wanted: dict[tuple[str, int], Any]) -> None:
-        """Assert that the destination holds just that."""
+        """Assert that the destination holds just that, and that nothing beside a page has changed."""
+        assert self.arena.untouched()
         for (name, layer), page in wanted.items():
             assert np.array_equal(whole(self.dst[name][layer]), page), (name, layer)
 
