@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Mapping
-from ctypes import addressof, c_int64
 from functools import cache
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -29,10 +29,8 @@ them), or anyone, in which case the size of the call decides."""
 
 Tokens = tuple[int, int] | None
 
-_Job = tuple[Kernel, Any, int, object]
-"""A kernel, its words, how many units it has, and the tables that the words point into."""
-
-_Words = c_int64 * 12
+_Job = tuple[Kernel, int, int, object]
+"""A kernel, the address of its words, how many units it has, and what keeps all tables alive."""
 
 
 class _Bases(NamedTuple):
@@ -149,14 +147,14 @@ class Call:
                     src_ids, src_blocks, first_src = in_order, 1, 0
             assert src_bases and dst_bases and src_ids and dst_ids
             for kernel, rows in part.moves.kernels(self.mode, section.interval, streaming, aligned):
-                words = _Words(
+                words = array("q", (
                     rows.address, rows.address + rows.entries * rows.nbytes, rows.nbytes,
                     src_bases.address, src_bases.nbytes >> 4, dst_bases.address, dst_bases.nbytes >> 4,
                     src_ids.address + first_src, src_blocks, dst_ids.address + first_dst, dst_blocks,
                     section.templates,
-                )  # fmt: skip
-                alive = rows, src_bases, dst_bases, src_ids, dst_ids
-                jobs.append((kernel, words, section.templates * part.layers, alive))
+                ))  # fmt: skip
+                alive = words, rows, src_bases, dst_bases, src_ids, dst_ids
+                jobs.append((kernel, words.buffer_info()[0], section.templates * part.layers, alive))
         return jobs
 
     def _packed(
@@ -180,7 +178,7 @@ def run(jobs: list[_Job], threads: int) -> None:
     """Execute jobs, each thread a share of the units of every job."""
     if threads == 1:
         for kernel, words, units, _ in jobs:
-            kernel(addressof(words), 0, units)
+            kernel(words, 0, units)
         return
     failed: list[BaseException] = []
 
@@ -191,7 +189,7 @@ def run(jobs: list[_Job], threads: int) -> None:
                 groups = -(-units // together)  # lanes stay together
                 first, last = (min(units, together * (groups * part // threads)) for part in (index, index + 1))
                 if first < last:
-                    kernel(addressof(words), first, last)
+                    kernel(words, first, last)
         except BaseException as error:
             failed.append(error)
 
@@ -217,9 +215,9 @@ def _streaming_from() -> int:
 
 def streams(reader: Reader, nbytes: int) -> bool:
     """Whether a call of so many bytes stores past the caches."""
-    if reader == "cpu" or not host().streams:
+    if reader == "any" and nbytes < _streaming_from():
         return False
-    return reader == "device" or nbytes >= _streaming_from()
+    return reader != "cpu" and host().streams
 
 
 def _used(tokens: tuple[int, int], per_block: int) -> slice:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
-from ctypes import addressof, c_int64
 from typing import TYPE_CHECKING, Any
 
 from kvlayout.emit.tables import Table, table
@@ -55,8 +55,8 @@ def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int
     then must be a whole number of templates of `multiple` blocks.
     """
     values = _few(ids)
-    array = None if values is not None else _array(ids, where)
-    length = len(values) if array is None else len(array)  # type: ignore[arg-type]
+    long = None if values is not None else _array(ids, where)
+    length = len(values) if long is None else len(long)  # type: ignore[arg-type]
     if used is None:
         if length % multiple:
             expected = f"a multiple of {multiple}, the blocks of a template"
@@ -67,7 +67,7 @@ def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int
         if length < end:
             expected = f"at least {end}, to cover the tokens"
             raise _error("KVL604", where, "the block table is too short", expected, length)
-    if array is None:
+    if long is None:
         assert values is not None
         part = values[begin:end]
         if part:
@@ -81,11 +81,11 @@ def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int
             end = 0
         if end < length:
             del values[end:]
-        words = (c_int64 * len(values))(*values)
-        return Table(addressof(words), length, 8, words)
+        words = array("q", values)
+        return Table(words.buffer_info()[0], length, 8, words)
     import numpy as np
 
-    chosen = array[begin:end]
+    chosen = long[begin:end]
     if len(chosen):
         if chosen.min() < 0 or chosen.max() >= rows:
             _out_of_range(where, chosen.tolist(), rows, begin)
@@ -96,7 +96,7 @@ def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int
             marks[chosen] = order
             if not np.array_equal(marks[chosen], order):
                 _twice(where, chosen.tolist(), begin)
-    return table(np.ascontiguousarray(array, np.int64))
+    return table(np.ascontiguousarray(long, np.int64))
 
 
 def _few(ids: Any) -> list[int] | None:
@@ -115,12 +115,12 @@ def _array(ids: Any, where: str) -> NDArray[np.integer]:
     import numpy as np
 
     try:
-        array = np.asarray(ids)
+        found = np.asarray(ids)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        array = None
-    if array is None or array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        found = None
+    if found is None or found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         raise _error("KVL604", where, "no block table", "a 1-D array of integers", type(ids).__name__)
-    return array if array.size else array.astype(np.int64)
+    return found if found.size else found.astype(np.int64)
 
 
 def _out_of_range(where: str, values: list[int], rows: int, first: int) -> None:
