@@ -6,6 +6,7 @@ rows and a stride. Nothing is copied, and the object is kept so that its memory 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,11 +50,13 @@ def region(buffer: object, nbytes: int, where: str, *, writable: bool) -> Region
     bytes, page after page. Raises SubmitError."""
     found = _strided(buffer, "KVL602", where, writable=writable)
     inner = _contiguous(found.shape[1:], found.strides[1:], found.itemsize) if found.shape else None
+    if found.shape[:1] == (0,):  # strides of an empty array say nothing: NumPy writes zeros
+        inner = math.prod(found.shape[1:]) * found.itemsize
     if len(found.shape) == 1 and found.itemsize != nbytes:
         total = found.shape[0] * found.itemsize
         if _contiguous(found.shape, found.strides, found.itemsize) is None or total % nbytes:
-            expected = f"contiguous pages of {nbytes} bytes"
-            raise SubmitError(_wrong("KVL602", where, "the buffer holds no whole pages", expected, f"{total} bytes"))
+            expected, got = f"contiguous pages of {nbytes} bytes", f"{total} bytes, {_described(found)}"
+            raise SubmitError(_wrong("KVL602", where, "the buffer holds no whole pages", expected, got))
         return Region(found.address, total // nbytes, nbytes, nbytes, found.owner)
     if inner is None:
         expected = "a first axis of blocks, and the rest of it one page, bytes in order"
@@ -134,12 +137,13 @@ def _strided(buffer: object, code: str, where: str, *, writable: bool) -> _Strid
     else:
         try:
             view = memoryview(buffer)  # type: ignore[arg-type]
-            array = np.frombuffer(view, np.uint8) if view.contiguous and view.nbytes else np.asarray(view)
+            array = np.frombuffer(view, np.uint8) if view.c_contiguous and view.nbytes else np.asarray(view)
         except (TypeError, ValueError, BufferError, NotImplementedError):
             raise SubmitError(_wrong(code, where, "no buffer", kinds, type(buffer).__name__)) from None
-        strides = view.strides if view.strides is not None and len(view.shape or ()) else array.strides
-        shape = view.shape if view.shape else array.shape
-        found = _Strided(array.__array_interface__["data"][0], shape, strides, view.itemsize, view.readonly, array)
+        if "O" in "".join(view.format.split(":")[::2]):  # types alone: names stand between colons
+            raise SubmitError(_wrong(code, where, "a view of Python objects holds no pages", kinds, view.format))
+        address, shape, strides = array.__array_interface__["data"][0], view.shape or (), view.strides or ()
+        found = _Strided(address, shape, strides, view.itemsize, view.readonly, array)
     if writable and found.readonly:
         raise SubmitError(_wrong(code, where, "the buffer is read-only", "a buffer that may be written to"))
     return found
