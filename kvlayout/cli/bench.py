@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_command"]
 
-RUNS = (128, 256, 512, 1024, 4096, 16384, 131072, 1048576)
 PLOTS = (".png", ".svg")
 
 
@@ -35,7 +34,7 @@ def bench_command() -> None:
 def copy_command(
     runs: tuple[int, ...], mib: int, rounds: int, threads: int, plots: tuple[str, ...], output: str
 ) -> int:
-    """GB/s of copying runs between permuted pages, beside numpy, numba and (where installed) torch.
+    """GB/s of copying runs between permuted pages, beside numpy, numba and, where installed, torch and MPI.
 
     Runs from two source ranks land at every second place of a destination page, as when heads of two ranks meet in a
     token-major page. numpy.copyto is one contiguous copy of as many bytes: what the machine can do.
@@ -43,23 +42,21 @@ def copy_command(
     for run in runs:
         if run % 4:
             raise click.BadParameter(f"{run} is no multiple of 4", param_hint="--run")
+        if 2 * run > mib << 20:
+            raise click.BadParameter(f"{run} bytes do not fit twice into {mib} MiB", param_hint="--run")
     for path in plots:
         if Path(path).suffix not in PLOTS:
             raise click.BadParameter(f"{path} ends in none of {', '.join(PLOTS)}", param_hint="--plot")
     pyplot = _pyplot() if plots else None
-    from kvlayout.emit.bench import measure
+    from kvlayout.emit.bench import RUNS, measure
 
     found: list[Measured] = []
-    for run in runs or RUNS:
-        if 2 * run > mib << 20:
-            continue
+    for run in runs or (each for each in RUNS if 2 * each <= mib << 20):
         found.append(measure(run, mib << 20, rounds, threads))
         if output == "text":
             if len(found) == 1:
                 click.echo(_header(found[0]))
             click.echo(_row(found[-1]))
-    if not found:
-        raise click.UsageError(f"no run fits twice into {mib} MiB")
     if output == "json":
         print_json([_plain(each) for each in found])
     for path in plots:

@@ -26,10 +26,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["CONTIGUOUS", "OURS", "Measured", "Work", "aligned", "measure", "measured"]
+__all__ = ["CONTIGUOUS", "OURS", "RUNS", "Measured", "Work", "aligned", "measure", "measured"]
 
 CONTIGUOUS, OURS = "numpy.copyto", "kvlayout"
+RUNS = (128, 256, 512, 1024, 4096, 16384, 131072, 1048576)
+"""Bytes of a run, by default."""
 PAGE = 64 * 1024
+
+
+Candidate = tuple[str, Callable[[], object]]
+"""A name, and a call that moves all pages once."""
 
 
 @dataclass
@@ -52,15 +58,16 @@ class Measured:
 class Work:
     """The pages of one run length, and everything that can move them."""
 
-    def __init__(self, run: int, nbytes: int, threads: int = 1) -> None:
-        """`run`: bytes, a multiple of 4. `nbytes`: of the destination, rounded down to whole pages."""
+    def __init__(self, run: int, nbytes: int, threads: int = 1, page: int | None = None) -> None:
+        """`run`: bytes, a multiple of 4. `nbytes`: of the destination, rounded down to whole pages of `page` bytes, by
+        default 64 KiB, less where there would be fewer than 16, and more where two runs need it."""
         import numpy as np
 
         self.run = run
-        self.tokens = max(1, min(PAGE, nbytes // 16) // (2 * run))
-        page = 2 * run * self.tokens
-        self.pages = max(1, nbytes // page)
-        self.payload = self.pages * page
+        self.tokens = max(1, (page or min(PAGE, nbytes // 16)) // (2 * run))
+        width = 2 * run * self.tokens
+        self.pages = max(1, nbytes // width)
+        self.payload = self.pages * width
         params: dict[str, int | str] = {"num_kv_heads": 2, "head_size": run // 4, "dtype": "bfloat16"}
         words: dict[str, Any] = {"order": "NHD", "block": self.tokens}
         self.plan: TransferPlan = slice_for_tp_transfer(
@@ -69,10 +76,11 @@ class Work:
             Engine(tp=1, **words),
         )
         rng = np.random.default_rng(0)
-        self.sources = {rank: aligned(self.pages, page // 2) for rank in (0, 1)}
-        for rank, each in self.sources.items():
-            each[:] = rank + 1
-        self.destination = aligned(self.pages, page)
+        self.sources = {rank: aligned(self.pages, width // 2) for rank in (0, 1)}
+        for each in self.sources.values():
+            each[:] = rng.integers(0, 256, each.shape[1], np.uint8)  # all pages alike: drawing more would take seconds
+            each[:, 0] = np.arange(self.pages)
+        self.destination = aligned(self.pages, width)
         self.destination[:] = 0
         self.src_ids, self.dst_ids = rng.permutation(self.pages), rng.permutation(self.pages)
         group = self.plan.groups[0]
@@ -92,13 +100,16 @@ class Work:
         jobs = part.call("move", self.src_ids, self.dst_ids, None).jobs(streaming=False)
         return lambda: run(jobs, 1)
 
-    def candidates(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """What can be timed here: ours, NumPy, numba, and torch where it is installed."""
+    def contiguous(self) -> Callable[[], None]:
+        """One contiguous copy of as many bytes."""
         import numpy as np
 
-        contiguous = np.ones(self.payload, np.uint8)
-        target = self.destination.reshape(-1)
-        yield CONTIGUOUS, lambda: np.copyto(target, contiguous)
+        source, target = np.ones(self.payload, np.uint8), self.destination.reshape(-1)
+        return lambda: np.copyto(target, source)
+
+    def candidates(self) -> Iterator[Candidate]:
+        """What can be timed here: ours, NumPy, numba, and torch and MPI where they are installed."""
+        yield CONTIGUOUS, self.contiguous()
         yield OURS, lambda: self.move(self.blocks)
         heads = self.destination.reshape(self.pages, self.tokens, 2, self.run)
         shares = {rank: each.reshape(self.pages, self.tokens, self.run) for rank, each in self.sources.items()}
@@ -110,12 +121,16 @@ class Work:
         yield "numpy fancy indexing", fancy
         byte_loop = _byte_loop()
         yield "numba byte loop", lambda: byte_loop(heads, shares[0], shares[1], self.src_ids, self.dst_ids)
+        pairs = list(zip(self.src_ids.tolist(), self.dst_ids.tolist(), strict=True))
+        yield from self._torch(heads, shares, pairs)
+        yield from self._mpi(pairs)
+
+    def _torch(self, heads: Any, shares: Mapping[int, Any], pairs: list[tuple[int, int]]) -> Iterator[Candidate]:
         try:
             import torch
         except ImportError:
             return
         to, from_ = torch.from_numpy(heads), {rank: torch.from_numpy(share) for rank, share in shares.items()}
-        pairs = list(zip(self.src_ids.tolist(), self.dst_ids.tolist(), strict=True))
 
         def strided() -> None:
             for rank, share in from_.items():
@@ -124,25 +139,29 @@ class Work:
 
         yield "torch strided copy_", strided
 
+    def _mpi(self, pairs: list[tuple[int, int]]) -> Iterator[Candidate]:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError):  # no mpi4py; mpi4py without an MPI library
+            return
+        vector = MPI.BYTE.Create_vector(self.tokens, self.run, 2 * self.run).Commit()
 
-Extra = Callable[[Work], tuple[str, Callable[[], object]] | None]
+        def unpack() -> None:
+            for rank, source in self.sources.items():
+                for src, dst in pairs:
+                    vector.Unpack(source[src], 0, self.destination[dst, rank * self.run :], MPI.COMM_SELF)
+
+        yield "MPI vector unpack", unpack
 
 
-def measure(
-    run: int, nbytes: int, rounds: int, threads: int = 1, *, only: tuple[str, ...] = (), more: Extra | None = None
-) -> Measured:
-    """Time every candidate (or those named), and one `more`, on one run length. Small destinations are repeated within
-    a round."""
+def measure(run: int, nbytes: int, rounds: int, threads: int = 1) -> Measured:
+    """Time every candidate on one run length."""
     work = Work(run, nbytes, threads)
-    chosen = {name: call for name, call in work.candidates() if not only or name in only}
-    extra = more(work) if more is not None else None
-    if extra is not None:
-        chosen[extra[0]] = extra[1]
-    return measured(work, chosen, rounds)
+    return measured(work, dict(work.candidates()), rounds)
 
 
 def measured(work: Work, chosen: Mapping[str, Callable[[], object]], rounds: int) -> Measured:
-    """Time these on the pages of `work`, in turns."""
+    """Time these on the pages of `work`, in turns. Small destinations are repeated within a round."""
     repeats = max(1, (64 << 20) // work.payload)
     found = Measured(work.run, work.payload, {name: [] for name in chosen})
     for call in chosen.values():

@@ -8,15 +8,16 @@ the blocks, and moves all groups and layers without the GIL. What a check finds 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 from weakref import WeakSet
 
 from kvlayout.api import check
 from kvlayout.emit.calls import Call, Part, Reader, Tokens, run, streams
 from kvlayout.emit.moves import Mode, Moves
 from kvlayout.emit.regions import Region, clash, flat
-from kvlayout.emit.submit import interval, tables
+from kvlayout.emit.submit import block_tables, interval
 from kvlayout.errors import PlanRefused, SubmitError, one_of, problem, shown
+from kvlayout.plan.artifact import Group
 from kvlayout.plan.transfer import TransferPlan
 
 __all__ = ["BoundMove", "Kernel", "bind", "kernel"]
@@ -51,27 +52,41 @@ def bind(
         raise ValueError(f"{threads} threads move nothing")
     if src is None and dst is None:
         raise SubmitError(problem("KVL601", "bind", "no buffers", expected="src, dst or both"))
-    parts: list[Part] = []
-    for group in plan.groups:
-        for moves in _moves(plan, group.name, dst_rank, None, None if dst is not None else frozenset(src or {})):
-            parts.append(Part(moves, src, dst, by_layer=True))
-    if not parts:
-        raise SubmitError(problem("KVL601", "bind", "no buffer of a source rank that the plan reads is given",
-                                  expected=one_of(_read_ranks(plan, dst_rank))))  # fmt: skip
-    _no_clash(parts)
-    return BoundMove(parts, threads, reader)
+    received = [moves for group in plan.groups for moves in _moves(plan, group, dst_rank)]
+    groups = tuple(dict.fromkeys(moves.group.name for moves in received))
+    if src is not None and dst is None:
+        read = sorted({rank for moves in received for rank in moves.ranks})
+        given: Any = src
+        ranks = given if isinstance(given, Mapping) else {}
+        received = [part for moves in received if (part := moves.of_ranks(ranks)).pieces]
+        if not received:
+            expected = f"one of the source ranks that rank {dst_rank} reads: {', '.join(map(str, read))}"
+            raise SubmitError(problem("KVL601", "bind", "no buffer of the plan is given", expected=expected))
+    parts = [Part(moves, src, dst, by_layer=True) for moves in received]
+    _refuse_clash(_regions(parts, "dst"), _regions(parts, "src"))
+    return BoundMove(parts, groups, threads, reader)
 
 
 def kernel(plan: TransferPlan, group: str, dst_rank: int, layer: int | None = None) -> Kernel:
     """One group of a plan, for calls of one layer each: `kernel(sources, destination, src_ids, dst_ids, tokens=None)`.
 
-    `layer` picks the entry where pipeline stages make several. Raises LookupError for no such group, rank or layer,
-    PlanRefused for a plan that is not proved.
+    `layer` picks the entry where pipeline stages make several. Raises SubmitError for no such group, rank or layer, or
+    several entries, PlanRefused for a plan that is not proved.
     """
     _prove(plan)
-    found = _moves(plan, group, dst_rank, layer, None)
-    if len(found) > 1:
-        raise LookupError(f"rank {dst_rank} reads group '{group}' from {len(found)} stages; name a layer")
+    named = [each for each in plan.groups if each.name == group]
+    if not named:
+        expected = one_of(each.name for each in plan.groups)
+        raise SubmitError(problem("KVL609", "group", "no such group", expected=expected, got=shown(group)))
+    received = _moves(plan, named[0], dst_rank)
+    found = [moves for moves in received if layer is None or layer in moves.entry.layers]
+    if len(found) != 1:
+        layers = [each for moves in received for each in moves.entry.layers]
+        expected = f"a layer of rank {dst_rank} in group '{group}': {one_of(layers)}" if layers else "another rank"
+        text = "rank {} reads the group from {} stages; name a layer" if found else "rank {} has no such layer of it"
+        raise SubmitError(
+            problem("KVL609", "layer", text.format(dst_rank, len(found)), expected=expected, got=f"{layer}")
+        )
     return Kernel(found[0])
 
 
@@ -83,26 +98,19 @@ class BoundMove:
     blocks; the tables need only cover b, and groups without tokens ignore it.
     """
 
-    def __init__(self, parts: list[Part], threads: int, reader: Reader) -> None:
+    def __init__(self, parts: list[Part], groups: tuple[str, ...], threads: int, reader: Reader) -> None:
         self.parts, self._threads, self._reader = parts, threads, reader
-        self._groups = tuple(dict.fromkeys(part.moves.group.name for part in parts))
+        self._known, self._needed = groups, tuple(dict.fromkeys(part.moves.group.name for part in parts))
 
     def __call__(self, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens = None) -> None:
         """Move. Raises SubmitError, and then nothing has moved."""
-        calls = self._calls("move", blocks, tokens)
-        nbytes = 0
-        for call in calls:
-            nbytes += call.nbytes
-        streaming = streams(self._reader, nbytes)
-        jobs = []
-        for call in calls:
-            jobs += call.jobs(streaming)
-        run(jobs, self._threads)
+        self._run(self._calls("move", blocks, tokens))
 
     def packed_bytes(self, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens = None) -> dict[int, int]:
-        """Bytes that `pack` writes and `unpack` reads for these tables, by source rank."""
-        mode: Mode = "unpack" if self.parts[0].src is None else "pack"
-        return _dense_sizes(self._calls(mode, blocks, tokens))
+        """Bytes that `pack` writes and `unpack` reads for these tables, by source rank. Of the tables, those of the
+        source are read, or those of the destination where no source is bound."""
+        calls = self._calls("pack" if self.parts[0].src is not None else "unpack", blocks, tokens)
+        return _packed_sizes(calls)
 
     def pack(
         self, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens = None, out: Mapping[int, Any] | None = None
@@ -110,32 +118,30 @@ class BoundMove:
         """Gather the payload of each source rank into one dense buffer, and return the buffers by rank.
 
         Destination ids are not read and may be None. `out`: {rank: writable contiguous buffer}; made where absent.
-        Bytes lie by group, layer, template and piece in the order of the plan.
+        Bytes lie by group, layer, template and piece in the order of the plan. Raises SubmitError.
         """
         import numpy as np
 
         calls = self._calls("pack", blocks, tokens)
-        sizes = _dense_sizes(calls)
+        sizes = _packed_sizes(calls)
         given = {rank: np.empty(size, np.uint8) for rank, size in sizes.items()} if out is None else out
-        dense = _dense_regions(given, sizes, writable=True)
-        _no_dense_clash(dense, self.parts, written=True)
-        streaming = streams(self._reader, sum(sizes.values()))
-        run([job for call in calls for job in call.jobs(streaming, dense)], self._threads)
+        packed = _packed_regions(given, sizes, writable=True)
+        _refuse_clash(_named(packed), _regions(self.parts, "src"))
+        self._run(calls, packed)
         return {rank: given[rank] for rank in sizes}
 
     def unpack(self, packed: Mapping[int, Any], blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens = None) -> None:
-        """Scatter what `pack` wrote for the same plan, tables and tokens. Source ids are not read and may be None."""
+        """Scatter what `pack` wrote for the same plan, tables and tokens. Source ids are not read and may be None.
+        Raises SubmitError, and then nothing has moved."""
         calls = self._calls("unpack", blocks, tokens)
-        sizes = _dense_sizes(calls)
-        dense = _dense_regions(packed, sizes, writable=False)
-        _no_dense_clash(dense, self.parts, written=False)
-        streaming = streams(self._reader, sum(sizes.values()))
-        run([job for call in calls for job in call.jobs(streaming, dense)], self._threads)
+        regions = _packed_regions(packed, _packed_sizes(calls), writable=False)
+        _refuse_clash(_regions(self.parts, "dst"), _named(regions))
+        self._run(calls, regions)
 
     def _calls(self, mode: Mode, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens) -> list[Call]:
         for part in self.parts:
             part.need(mode)
-        pairs, span = tables(blocks, self._groups), interval(tokens)
+        pairs, span = block_tables(blocks, self._needed, self._known), interval(tokens)
         calls = []
         offsets: dict[int, int] = {}
         for part in self.parts:
@@ -144,6 +150,16 @@ class BoundMove:
                 call.take_room(offsets)
             calls.append(call)
         return calls
+
+    def _run(self, calls: list[Call], packed: Mapping[int, Region] | None = None) -> None:
+        nbytes = 0
+        for call in calls:
+            nbytes += call.nbytes
+        streaming = streams(self._reader, nbytes)
+        jobs = []
+        for call in calls:
+            jobs += call.jobs(streaming, packed)
+        run(jobs, self._threads)
 
 
 class Kernel:
@@ -163,7 +179,7 @@ class Kernel:
         """Move one layer. `sources`: {rank: buffer}, `destination`: buffer, as for `bind`. Raises SubmitError, and then
         nothing has moved."""
         part = Part(self._moves, sources, destination, by_layer=False)
-        _no_clash([part])
+        _refuse_clash(_regions([part], "dst"), _regions([part], "src"))
         call = part.call("move", src_ids, dst_ids, interval(tokens))
         run(call.jobs(streams("any", call.nbytes)), 1)
 
@@ -178,45 +194,38 @@ def _prove(plan: TransferPlan) -> None:
     _proved.add(plan)
 
 
-def _moves(
-    plan: TransferPlan, group: str, dst_rank: int, layer: int | None, only: frozenset[int] | None
-) -> list[Moves]:
+def _moves(plan: TransferPlan, group: Group, dst_rank: int) -> list[Moves]:
+    """The moves of a group to a rank: one for each source stage that it reads."""
     document = plan.document.plan
-    found = [
-        Moves(f"group '{group}'", entry, document.src, document.dst, only)
-        for entry in plan.entries(group)
-        if entry.rank == dst_rank and (layer is None or layer in entry.layers)
-    ]
-    if not found and not 0 <= dst_rank < document.dst.stage_ranks * max(1, len(document.dst.stages)):
-        ranks = document.dst.stage_ranks * max(1, len(document.dst.stages))
+    ranks = document.dst.stage_ranks * max(1, len(document.dst.stages))
+    if dst_rank not in range(ranks):
         expected = f"a rank from 0 to {ranks - 1}"
         raise SubmitError(
             problem("KVL609", "dst_rank", "no such destination rank", expected=expected, got=shown(dst_rank))
         )
-    if not found and layer is not None:
-        raise SubmitError(
-            problem("KVL609", "layer", f"rank {dst_rank} has no such layer in group '{group}'", got=shown(layer))
-        )
-    return [moves for moves in found if moves.pieces]
+    return [
+        Moves(entry, document.src, document.dst, entry.pieces)
+        for entry in plan.entries(group.name)
+        if entry.rank == dst_rank
+    ]
 
 
-def _read_ranks(plan: TransferPlan, dst_rank: int) -> list[int]:
-    return sorted({rank for ranks in plan.sources(dst_rank).values() for rank in ranks})
+def _regions(parts: list[Part], side: Literal["src", "dst"]) -> list[tuple[str, Region]]:
+    bases = (part.src if side == "src" else part.dst for part in parts)
+    return [each for found in bases if found is not None for each in found.regions]
 
 
-def _regions(side: Any) -> list[tuple[str, Region]]:
-    return [] if side is None else side.regions
+def _named(packed: Mapping[int, Region]) -> list[tuple[str, Region]]:
+    return [(f"packed bytes of source rank {rank}", each) for rank, each in packed.items()]
 
 
-def _no_clash(parts: list[Part]) -> None:
-    met = clash(
-        [each for part in parts for each in _regions(part.dst)], [each for part in parts for each in _regions(part.src)]
-    )
+def _refuse_clash(written: list[tuple[str, Region]], read: list[tuple[str, Region]]) -> None:
+    met = clash(written, read)
     if met is not None:
         raise SubmitError(problem("KVL603", met[0], f"shares memory with {met[1]}", expected="memory of its own"))
 
 
-def _dense_sizes(calls: list[Call]) -> dict[int, int]:
+def _packed_sizes(calls: list[Call]) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for call in calls:
         for rank, (begin, nbytes) in call.room.items():
@@ -224,7 +233,7 @@ def _dense_sizes(calls: list[Call]) -> dict[int, int]:
     return dict(sorted(sizes.items()))
 
 
-def _dense_regions(given: Any, sizes: Mapping[int, int], *, writable: bool) -> dict[int, Region]:
+def _packed_regions(given: Any, sizes: Mapping[int, int], *, writable: bool) -> dict[int, Region]:
     found = {}
     for rank, nbytes in sizes.items():
         where = f"packed bytes of source rank {rank}"
@@ -232,16 +241,7 @@ def _dense_regions(given: Any, sizes: Mapping[int, int], *, writable: bool) -> d
             raise SubmitError(problem("KVL608", where, "no buffer", expected=f"{{{rank}: {nbytes} bytes}}"))
         found[rank] = flat(given[rank], where, writable=writable)
         if found[rank].nbytes < nbytes:
-            raise SubmitError(problem("KVL608", where, "the buffer is too short", expected=f"{nbytes} bytes or more",
-                                      got=f"{found[rank].nbytes} bytes"))  # fmt: skip
+            got = f"{found[rank].nbytes} bytes"
+            text = "the buffer is too short"
+            raise SubmitError(problem("KVL608", where, text, expected=f"{nbytes} bytes or more", got=got))
     return found
-
-
-def _no_dense_clash(dense: Mapping[int, Region], parts: list[Part], *, written: bool) -> None:
-    named = [(f"packed bytes of source rank {rank}", each) for rank, each in dense.items()]
-    if written:
-        met = clash(named, [each for part in parts for each in _regions(part.src)])
-    else:
-        met = clash([each for part in parts for each in _regions(part.dst)], named)
-    if met is not None:
-        raise SubmitError(problem("KVL603", met[0], f"shares memory with {met[1]}", expected="memory of its own"))

@@ -47,7 +47,7 @@ class Part:
 
     def __init__(self, moves: Moves, src: Any, dst: Any, *, by_layer: bool) -> None:
         self.moves = moves
-        group, where = moves.group, moves.where
+        group, where = moves.group, f"group '{moves.group.name}'"
         layers = moves.entry.layers if by_layer else (None,)
         self.layers = len(layers)
         self.src = self.dst = None
@@ -180,27 +180,29 @@ def run(jobs: list[_Job], threads: int) -> None:
         for kernel, words, units, _ in jobs:
             kernel(words, 0, units)
         return
-    failed: list[BaseException] = []
 
     def share(index: int) -> None:
-        try:
-            for kernel, words, units, _ in jobs:
-                together = LANES if units >= LANES * threads else 1
-                groups = -(-units // together)  # lanes stay together
-                first, last = (min(units, together * (groups * part // threads)) for part in (index, index + 1))
-                if first < last:
-                    kernel(words, first, last)
-        except BaseException as error:
-            failed.append(error)
+        for kernel, words, units, _ in jobs:
+            together = LANES if units >= LANES * threads else 1
+            groups = -(-units // together)  # lanes stay together
+            first, last = (min(units, together * (groups * part // threads)) for part in (index, index + 1))
+            if first < last:
+                kernel(words, first, last)
 
-    others = [Thread(target=share, args=(index,)) for index in range(1, threads)]
-    for thread in others:
-        thread.start()
-    share(0)
-    for thread in others:
-        thread.join()
-    if failed:
-        raise failed[0]
+    started: list[Thread] = []
+    try:
+        for index in range(1, threads):
+            thread = Thread(target=share, args=(index,))
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads to be had: this one takes the share
+                share(index)
+            else:
+                started.append(thread)
+        share(0)
+    finally:
+        for thread in started:  # also after an interrupt: nobody may be writing when the call ends
+            thread.join()
 
 
 @cache
@@ -208,7 +210,7 @@ def _streaming_from() -> int:
     """Bytes from which on a call goes past the caches: four times the second-level cache, where that is known."""
     try:
         level2 = os.sysconf("SC_LEVEL2_CACHE_SIZE")
-    except (AttributeError, OSError, ValueError):
+    except (AttributeError, OSError, ValueError):  # not POSIX; not told; no such name
         level2 = 0
     return 4 * level2 if level2 > 0 else 8 << 20
 

@@ -8,19 +8,19 @@ offsets count the bytes of a source rank in the order of the pieces.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from kvlayout.algebra.nests import Loop, Nest, fold, run_count
 from kvlayout.emit.kernels import Kernel, kernel_of
-from kvlayout.emit.tables import Move, Table, rows_of, shape_of, table
+from kvlayout.emit.tables import Move, Shape, Table, rows_of, shape_of, table
 from kvlayout.emit.tokens import TokenCutter
 from kvlayout.errors import SubmitError, problem
 from kvlayout.ir import Page, Parallel, span
+from kvlayout.plan.artifact import Piece
 from kvlayout.plan.transfer import Entry
-from kvlayout.verify.sides import SideView
 
 __all__ = ["Interval", "Mode", "Moves", "Section", "buffers_of"]
 
@@ -44,33 +44,31 @@ def buffers_of(page: Page) -> tuple[tuple[str, int], ...]:
 
 
 class Moves:
-    """What one destination rank receives from one source stage of a group.
+    """What one destination rank receives from one source stage of a group: `pieces` of an entry.
 
-    `ranks`: the source ranks that it reads and that take part (`only`). `src_slots`: (rank, buffer index), and
-    `dst_slots` buffer indices, in the order of the bases.
+    `ranks`: the source ranks of the pieces, ascending; each buffer of each of them is a source slot, in this order.
     """
 
-    def __init__(
-        self, where: str, entry: Entry, src: Parallel, dst: Parallel, only: frozenset[int] | None = None
-    ) -> None:
-        self.where, self.entry, self.group = where, entry, entry.group
-        self.src, self.dst = SideView(self.group.src, src), SideView(self.group.dst, dst)
-        self.stage_rank = entry.rank % dst.stage_ranks
-        self.pieces = [p for p in entry.pieces if only is None or entry.first_src_rank + p.src_rank in only]
-        self.ranks = sorted({entry.first_src_rank + piece.src_rank for piece in self.pieces})
+    def __init__(self, entry: Entry, src: Parallel, dst: Parallel, pieces: tuple[Piece, ...]) -> None:
+        self.entry, self.group, self.pieces = entry, entry.group, pieces
+        self._parallel = src, dst
+        self.ranks = sorted({entry.first_src_rank + piece.src_rank for piece in pieces})
         self._ends = [_ends(page) for page in (self.group.src, self.group.dst)]
-        self.src_slots = [(rank, index) for rank in self.ranks for index in range(len(self._ends[0]) - 1)]
-        self.dst_slots = list(range(len(self._ends[1]) - 1))
-        self.cutter = TokenCutter(self.group, self.src, self.dst)
+        self._cutter = TokenCutter(self.group, src, dst, entry.rank % dst.stage_ranks)
         self.located = lru_cache(maxsize=256)(self._located)
         self.kernels = lru_cache(maxsize=512)(self._kernels)
         self.dense_bytes = lru_cache(maxsize=256)(self._dense_bytes)
         self.payload = lru_cache(maxsize=256)(lambda interval: sum(self.dense_bytes(interval).values()))
 
+    def of_ranks(self, ranks: Container[int]) -> Moves:
+        """Only what these source ranks give."""
+        first = self.entry.first_src_rank
+        return Moves(self.entry, *self._parallel, tuple(p for p in self.pieces if first + p.src_rank in ranks))
+
     @property
     def tokens(self) -> int | None:
         """Tokens of a template; None where pages have none."""
-        return self.cutter.tokens
+        return self._cutter.tokens
 
     def sections(self, templates: int, tokens: tuple[int, int] | None) -> list[Section]:
         """The sections of a call. `templates` counts where no interval is given, or where pages have no tokens."""
@@ -100,10 +98,10 @@ class Moves:
             if interval is None:
                 nests = [fold(piece.src_offset, piece.dst_offset, piece.nbytes, piece.loops)]
             else:
-                nests = self.cutter.cut(self.where, self.stage_rank, piece, *interval)
+                nests = self._cutter.cut(piece, *interval)
             for nest in nests:
                 (src_index, src), (dst_index, dst) = (self._inside(side, nest) for side in (0, 1))
-                src_slot = self.src_slots.index((rank, src_index))
+                src_slot = self.ranks.index(rank) * (len(self._ends[0]) - 1) + src_index
                 inside = Nest(src, dst, nest.nbytes, nest.loops)
                 found.append((rank, Move(src_slot, piece.src_block, dst_index, piece.dst_block, inside)))
         return tuple(found)
@@ -116,7 +114,7 @@ class Moves:
             if low <= begin and end <= high:
                 return index, begin - low
         text = f"a piece reaches over several buffers: bytes {begin} to {end} of a page"
-        raise SubmitError(problem("KVL602", self.where, text, expected="each piece in one buffer"))
+        raise SubmitError(problem("KVL602", f"group '{self.group.name}'", text, expected="each piece in one buffer"))
 
     def _dense_bytes(self, interval: Interval) -> dict[int, int]:
         """Bytes of a template by source rank."""
@@ -128,13 +126,10 @@ class Moves:
     def _kernels(self, mode: Mode, interval: Interval, streaming: bool, aligned: bool) -> list[tuple[Kernel, Table]]:
         """Kernels with their rows, those of one shape together."""
         moves = [move for _, move in self.located(interval)] if mode == "move" else self._dense(mode, interval)
-        by_shape: dict[object, list[Move]] = defaultdict(list)
-        shapes = {}
+        by_shape: dict[Shape, list[Move]] = defaultdict(list)
         for move in moves:
-            shape = shape_of(move, streaming=streaming, aligned=aligned)
-            shapes[shape] = shape
-            by_shape[shape].append(move)
-        return [(kernel_of(shape), table(rows_of(by_shape[shape]))) for shape in shapes]
+            by_shape[shape_of(move, streaming=streaming, aligned=aligned)].append(move)
+        return [(kernel_of(shape), table(rows_of(same))) for shape, same in by_shape.items()]
 
     def _dense(self, mode: Mode, interval: Interval) -> list[Move]:
         """The moves with one side packed: a slot for each rank, one block for each template."""

@@ -21,8 +21,6 @@ from kvlayout.emit.target import host
 
 _WORD = 8
 _INT = types.int64
-
-
 _alloca: Any = cgutils.alloca_once
 _variable: Any = cgutils.alloca_once_value
 
@@ -32,17 +30,23 @@ def _int(value: int) -> ir.Constant:
 
 
 def _intrinsic(name: str, count: int, returns: Any, emit: Callable[..., Any]) -> Any:
-    """An intrinsic of `count` integers. numba reads the number of arguments off the signature, so that is written."""
+    """An intrinsic of `count` integers, which emits its code in place of a call."""
     signature = returns(*[_INT] * count)
 
     def codegen(context: Any, builder: Any, _: Any, arguments: Any) -> Any:
         value = emit(builder, *arguments)
         return context.get_dummy_value() if returns == types.void else value
 
-    names = "".join(f", a{index}" for index in range(count))
-    scope: dict[str, Any] = {"signature": signature, "codegen": codegen}
-    exec(f"def {name}(typing_context{names}):\n    return signature, codegen\n", scope)
-    return intrinsic(scope[name])
+    # numba takes the number of arguments from the parameters as they are written.
+    definitions: dict[int, Callable[..., Any]] = {
+        0: lambda typing: (signature, codegen),
+        2: lambda typing, a, b: (signature, codegen),
+        3: lambda typing, a, b, c: (signature, codegen),
+        5: lambda typing, a, b, c, d, e: (signature, codegen),
+    }
+    definition = definitions[count]
+    definition.__name__ = name
+    return intrinsic(definition)
 
 
 def _word(b: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:

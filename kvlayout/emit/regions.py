@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvlayout.errors import Problem, SubmitError, problem
+from kvlayout.errors import Problem, SubmitError, problem, shown
 
 __all__ = ["Region", "clash", "flat", "region"]
 
@@ -138,8 +138,10 @@ def _strided(buffer: object, code: str, where: str, *, writable: bool) -> _Strid
         try:
             view = memoryview(buffer)  # type: ignore[arg-type]
             array = np.frombuffer(view, np.uint8) if view.c_contiguous and view.nbytes else np.asarray(view)
-        except (TypeError, ValueError, BufferError, NotImplementedError):
-            raise SubmitError(_wrong(code, where, "no buffer", kinds, type(buffer).__name__)) from None
+        except (TypeError, ValueError, BufferError) as error:
+            # No buffer protocol; memory that was released, or a format that NumPy does not know; the object says no.
+            got = f"{type(buffer).__name__}: {shown(error)}"
+            raise SubmitError(_wrong(code, where, "no buffer", kinds, got)) from None
         if "O" in "".join(view.format.split(":")[::2]):  # types alone: names stand between colons
             raise SubmitError(_wrong(code, where, "a view of Python objects holds no pages", kinds, view.format))
         address, shape, strides = array.__array_interface__["data"][0], view.shape or (), view.strides or ()
@@ -157,6 +159,12 @@ def _tensor(tensor: Any, code: str, where: str) -> _Strided:
         raise SubmitError(_wrong(code, where, "the tensor's bytes are not its elements", "a plain strided tensor"))
     size = tensor.element_size()
     strides = tuple(stride * size for stride in tensor.stride())
+    reach = size + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
+    storage = tensor.untyped_storage()  # it may have been resized, or stand for one while a model is traced
+    held = storage.nbytes() - size * tensor.storage_offset() if storage.device.type == "cpu" else 0
+    if tensor.numel() and reach > held:
+        expected = f"a storage of {reach} bytes from the tensor's first on"
+        raise SubmitError(_wrong(code, where, "the tensor has no memory", expected, f"{held} bytes"))
     return _Strided(tensor.data_ptr(), tuple(tensor.shape), strides, size, False, tensor)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvlayout.emit.tables import Table, table
@@ -13,14 +13,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["block_ids", "interval", "tables"]
+__all__ = ["block_ids", "block_tables", "interval"]
 
 FEW = 64
 """Ids that a Python list checks faster than four NumPy calls do."""
 
 
-def tables(blocks: object, groups: tuple[str, ...]) -> Mapping[str, tuple[Any, Any]]:
-    """The block tables by group, each a pair; SubmitError where a group is missing, unknown, or no pair."""
+def block_tables(blocks: object, groups: Sequence[str], known: Sequence[str]) -> Mapping[str, tuple[Any, Any]]:
+    """The block tables by group, each a pair; SubmitError where one of `groups` is missing or no pair, or where there
+    is one that is not `known`."""
     if type(blocks) is not dict and not isinstance(blocks, Mapping):
         raise _error("KVL604", "blocks", "no block tables", "{group: (source ids, destination ids)}", blocks)
     for name in groups:
@@ -29,8 +30,9 @@ def tables(blocks: object, groups: tuple[str, ...]) -> Mapping[str, tuple[Any, A
             expected = f"'{name}': (source ids, destination ids); two empty lists to move none"
             raise _error("KVL604", f"group '{name}'", "no pair of block tables", expected, pair)
     if len(blocks) > len(groups):
-        unknown = next(name for name in blocks if name not in groups)
-        raise _error("KVL604", "blocks", f"no group '{shown(unknown)}' is bound", one_of(groups))
+        for name in blocks:
+            if name not in known:
+                raise _error("KVL604", "blocks", f"the plan has no group '{shown(name)}'", one_of(known))
     return blocks
 
 
@@ -114,12 +116,16 @@ def _few(ids: Any) -> list[int] | None:
 def _array(ids: Any, where: str) -> NDArray[np.integer]:
     import numpy as np
 
+    expected = "a 1-D array of integers"
     try:
-        found = np.asarray(ids)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        found = None
-    if found is None or found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        raise _error("KVL604", where, "no block table", "a 1-D array of integers", type(ids).__name__)
+        found = np.asarray(ids).copy()  # what was checked may not change under the kernel
+    except (TypeError, ValueError, RuntimeError) as error:
+        # An object that is no array; lists of unequal length; a tensor that torch does not hand out (its gradient).
+        raise _error("KVL604", where, "no block table", expected, f"{type(ids).__name__}: {error}") from None
+    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+        raise _error(
+            "KVL604", where, "no block table", expected, f"{type(ids).__name__} of {found.dtype}, {found.ndim}-D"
+        )
     return found if found.size else found.astype(np.int64)
 
 

@@ -9,9 +9,11 @@ address is computed that the piece does not have.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NoReturn
 
 from kvlayout.algebra.nests import Nest, fold
 from kvlayout.errors import SubmitError, problem
+from kvlayout.ir import Parallel
 from kvlayout.plan.artifact import Group, Piece
 from kvlayout.verify.resolve import Fault, resolve
 from kvlayout.verify.sides import SideView
@@ -23,23 +25,26 @@ _Loop = tuple[int, int, int, int]
 
 
 class TokenCutter:
-    """Cuts the pieces of one group. `tokens`: those of a template, over all context-parallel ranks; None for a group
-    that has no tokens."""
+    """Cuts the pieces of one group that a destination rank (inside its stage) receives.
 
-    def __init__(self, group: Group, src: SideView, dst: SideView) -> None:
-        self.group, self.src, self.dst = group, src, dst
-        per_block = dst.tokens
+    `tokens`: those of a template, over all context-parallel ranks; None for a group that has no tokens.
+    """
+
+    def __init__(self, group: Group, src: Parallel, dst: Parallel, rank: int) -> None:
+        self.group, self.rank = group, rank
+        self.src, self.dst = SideView(group.src, src), SideView(group.dst, dst)
+        per_block = self.dst.tokens
         self.tokens = None if per_block is None else per_block * group.dst_blocks
-        self.whole = any(
+        self._whole = any(
             not any(self.dst.page.axes[axis].grows for axis in leaf.axes) for leaf in self.dst.leaves.values()
         )
 
-    def cut(self, where: str, rank: int, piece: Piece, lo: int, hi: int) -> list[Nest]:
+    def cut(self, piece: Piece, lo: int, hi: int) -> list[Nest]:
         """The nests of a piece for tokens [lo, hi) of its template. SubmitError when its units cannot be cut there."""
         src, dst = self.src.address(piece.fields), self.dst.address(piece.fields)
         assert src is not None and dst is not None and self.tokens is not None
-        if self.whole:
-            self._refuse(where, piece, self.tokens)
+        if self._whole:
+            self._refuse(piece, self.tokens)
         axis_name = dst.names[dst.block_axis]
         axis = self.dst.page.axes[axis_name]
         units = dst.block_weight * self.group.dst_blocks
@@ -47,14 +52,16 @@ class TokenCutter:
         for token in (lo, hi):
             unit, rest = divmod(token * units, self.tokens)
             if rest or unit % axis.granule:
-                self._refuse(where, piece, axis.granule * max(1, self.tokens // units))
+                self._refuse(piece, axis.granule * max(1, self.tokens // units))
             bounds.append(unit)
-        shift = tuple(self.src.origin(piece.src_rank, name) - self.dst.origin(rank, name) for name in dst.names[:-1])
+        shift = tuple(
+            self.src.origin(piece.src_rank, name) - self.dst.origin(self.rank, name) for name in dst.names[:-1]
+        )
         boxes = resolve(piece, src, dst, (*shift, 0))
         assert not isinstance(boxes, Fault)
         nests: list[Nest] = []
         for box in boxes:
-            first = dst.logical(box.start, piece.dst_block)[dst.block_axis] + self.dst.origin(rank, axis_name)
+            first = dst.logical(box.start, piece.dst_block)[dst.block_axis] + self.dst.origin(self.rank, axis_name)
             loops = [
                 (count, *strides, dst.logical(steps)[dst.block_axis])
                 for (count, steps), strides in zip(box.loops, box.strides, strict=True)
@@ -65,8 +72,9 @@ class TokenCutter:
                 nests.append(fold(src_at, dst_at, 1, [*kept, *still]))
         return nests
 
-    def _refuse(self, where: str, piece: Piece, step: int) -> None:
+    def _refuse(self, piece: Piece, step: int) -> NoReturn:
         text = f"the interval cuts through what moves as one of {'+'.join(piece.fields)}"
+        where = f"group '{self.group.name}', tokens"
         raise SubmitError(problem("KVL607", where, text, expected=f"bounds that are multiples of {step} tokens"))
 
 

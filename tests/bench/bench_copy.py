@@ -25,11 +25,10 @@ import numpy as np
 import kvlayout
 from kvlayout import Engine
 from kvlayout.data import specs_dir
-from kvlayout.emit.bench import OURS, Work, aligned, measure, measured
+from kvlayout.emit.bench import OURS, RUNS, Work, aligned, measure, measured
 from kvlayout.ir import span
 
 HERE = Path(__file__).parent
-RUNS = (128, 256, 512, 1024, 4096, 16384, 131072, 1 << 20)
 
 
 def main() -> None:
@@ -41,6 +40,7 @@ def main() -> None:
     large(options.mib, options.rounds)
     cached(options.rounds)
     two_threads(options.mib, options.rounds)
+    one_page(options.rounds)
     small_call()
     hybrid(options.rounds)
     compiling()
@@ -49,28 +49,11 @@ def main() -> None:
 def large(mib: int, rounds: int) -> None:
     print(f"one thread, destination of {mib} MiB: kvlayout GB/s, and how many times faster than")
     for run in RUNS:
-        found = measure(run, mib << 20, rounds, more=mpi_candidate)
+        found = measure(run, mib << 20, rounds)
         if run == RUNS[0]:
             print("  run bytes   GB/s" + "".join(f"{name:>23}" for name in found.seconds if name != OURS))
         ratios = "".join(f"{found.ratio(OURS, name):23.2f}" for name in found.seconds if name != OURS)
         print(f"  {run:9} {found.speed(OURS):6.2f}{ratios}", flush=True)
-
-
-def mpi_candidate(work: Work) -> tuple[str, Callable[[], object]] | None:
-    """MPI's derived datatypes: a vector unpacked into each page."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError):
-        return None
-    strided = MPI.BYTE.Create_vector(work.tokens, work.run, 2 * work.run).Commit()
-    pairs = list(zip(work.src_ids.tolist(), work.dst_ids.tolist(), strict=True))
-
-    def unpack() -> None:
-        for rank, source in work.sources.items():
-            for src, dst in pairs:
-                strided.Unpack(source[src], 0, work.destination[dst, rank * work.run :], MPI.COMM_SELF)
-
-    return "MPI vector unpack", unpack
 
 
 def cached(rounds: int) -> None:
@@ -107,25 +90,34 @@ def compiled_c() -> Any:
 
 
 def two_threads(mib: int, rounds: int) -> None:
-    def both_halves(work: Work) -> tuple[str, Callable[[], object]]:
-        target, half = work.destination.reshape(-1), work.payload // 2
-        source = np.ones(work.payload, np.uint8)
-
-        def copy() -> None:
-            other = Thread(target=np.copyto, args=(target[half:], source[half:]))
-            other.start()
-            np.copyto(target[:half], source[:half])
-            other.join()
-
-        return "two numpy.copyto", copy
-
     print(f"two threads, destination of {mib} MiB: kvlayout GB/s, the machine's own two-thread copy, ratio")
     for run in (512, 4096, 131072):
-        found = measure(run, mib << 20, rounds, threads=2, only=(OURS,), more=both_halves)
-        other = "two numpy.copyto"
+        work = Work(run, mib << 20, threads=2)
+        found = measured(work, {OURS: lambda work=work: work.move(work.blocks), "own": both_halves(work)}, rounds)
         print(
-            f"  {run:9} {found.speed(OURS):6.2f} {found.speed(other):6.2f} {found.ratio(OURS, other):6.2f}", flush=True
+            f"  {run:9} {found.speed(OURS):6.2f} {found.speed('own'):6.2f} {found.ratio(OURS, 'own'):6.2f}", flush=True
         )
+
+
+def both_halves(work: Work) -> Callable[[], None]:
+    """One contiguous copy on each of two threads."""
+    target, half = work.destination.reshape(-1), work.payload // 2
+    source = np.ones(work.payload, np.uint8)
+
+    def copy() -> None:
+        other = Thread(target=np.copyto, args=(target[half:], source[half:]))
+        other.start()
+        np.copyto(target[:half], source[:half])
+        other.join()
+
+    return copy
+
+
+def one_page(rounds: int) -> None:
+    """A call of one page alone has nothing to move beside it."""
+    work = Work(16384, 64 << 20, page=64 << 20)
+    found = measured(work, {OURS: lambda: work.move(work.blocks), "numpy.copyto": work.contiguous()}, rounds)
+    print(f"one page of 64 MiB alone, runs of 16384: {found.ratio(OURS, 'numpy.copyto'):.2f} of one contiguous copy")
 
 
 def small_call() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import kvlayout
 from kvlayout import Engine, SubmitError
 from kvlayout.emit.interpret import interpret
+from kvlayout.emit.submit import block_ids
 from kvlayout.plan.transfer import TransferPlan
 from kvlayout.spec.formats import find_format
 from kvlayout.spec.model import spec_of_format
@@ -297,8 +299,9 @@ def test_kvl609_no_such_rank_or_layer(case: Case) -> None:
     refused("KVL609", lambda: case.bind(dst_rank=1))
     refused("KVL609", lambda: kvlayout.kernel(case.plan, "attention", dst_rank=-1))
     refused("KVL609", lambda: kvlayout.kernel(case.plan, "attention", dst_rank=0, layer=2))
-    with pytest.raises(LookupError):
-        kvlayout.kernel(case.plan, "no such group", dst_rank=0)
+    assert "one of attention, state" in refused("KVL609", lambda: kvlayout.kernel(case.plan, "x", dst_rank=0))
+    for rank in ("0", None, 0.5):
+        refused("KVL609", lambda rank=rank: case.bind(dst_rank=rank))  # type: ignore[misc]
 
 
 def test_only_what_is_proved_moves(case: Case) -> None:
@@ -324,6 +327,10 @@ def test_pipeline_stages(tmp_path: Path) -> None:
     plan = kvlayout.slice_for_tp_transfer(kvlayout.load(path), src, dst)
     size = _bytes(plan.groups[0].src)
     held = {0: (0,), 1: (1, 2, 3)}
+    (tmp_path / "other.yaml").write_text(SPEC.replace("layers: [2]", "layers: [2, 3]"))
+    late = kvlayout.slice_for_tp_transfer(kvlayout.load(tmp_path / "other.yaml"), Engine(), Engine(pp=2, stages="2+2"))
+    refused("KVL609", lambda: kvlayout.kernel(late, "state", dst_rank=0))
+    assert "name a layer" in refused("KVL609", lambda: kvlayout.kernel(plan, "attention", dst_rank=0))
     pages = {
         rank: {"attention": {n: np.full((2, size), n + 1, np.uint8) for n in layers}} for rank, layers in held.items()
     }
@@ -331,6 +338,82 @@ def test_pipeline_stages(tmp_path: Path) -> None:
         to = {n: np.zeros((2, size), np.uint8) for n in layers}
         kvlayout.bind(plan, dst_rank=rank, src=pages, dst={"attention": to})({"attention": ([0], [1])})
         assert all((to[n][1] == n + 1).all() and not to[n][0].any() for n in layers)
+
+
+def test_a_sender_may_give_nothing_for_a_group(tmp_path: Path) -> None:
+    """Replicated heads: of four ranks, rank 1 sends its share of the states and no attention; it is handed the same
+    tables as all others."""
+    path = tmp_path / "hybrid.yaml"
+    path.write_text(SPEC)
+    plan = kvlayout.slice_for_tp_transfer(kvlayout.load(path), Engine(tp=4), Engine(tp=2))
+    assert plan.sources(0) == {"attention": (0,), "state": (0, 1)}
+    layers = {"attention": (0, 1), "state": (2,)}
+    src = {
+        rank: {
+            g.name: {n: np.full((2, _bytes(g.src)), rank + n, np.uint8) for n in layers[g.name]} for g in plan.groups
+        }
+        for rank in (0, 1)
+    }
+    dst = {g.name: {n: np.zeros((2, _bytes(g.dst)), np.uint8) for n in layers[g.name]} for g in plan.groups}
+    tables = {"attention": ([0], None), "state": ([1], None)}
+    sent = {}
+    for rank in (0, 1):
+        sender = kvlayout.bind(plan, dst_rank=0, src={rank: src[rank]})
+        sent |= sender.pack(tables)
+        refused("KVL604", lambda sender=sender: sender.pack({**tables, "x": ([], [])}))  # type: ignore[misc]
+    kvlayout.bind(plan, dst_rank=0, dst=dst).unpack(sent, {"attention": (None, [1]), "state": (None, [0])})
+    whole = {name: {n: page.copy() for n, page in pages.items()} for name, pages in dst.items()}
+    for pages in dst.values():
+        for page in pages.values():
+            page[:] = 0
+    kvlayout.bind(plan, dst_rank=0, src=src, dst=dst)({"attention": ([0], [1]), "state": ([1], [0])})
+    for name, pages in whole.items():
+        assert all(np.array_equal(dst[name][n], page) for n, page in pages.items())
+    assert "source ranks that rank 0 reads: 0, 1" in refused(
+        "KVL601", lambda: kvlayout.bind(plan, dst_rank=0, src={2: {}})
+    )
+
+
+def test_a_swizzle_is_cut_at_any_token_and_a_granule_is_not(tmp_path: Path) -> None:
+    """Scales that are permuted among 4 tokens are digits like others; what a spec calls a granule moves whole."""
+    words = {"cache.scale_layout": "sm100"}
+    swizzled = spec_of_format(find_format("nvfp4", None, "test"), {"num_kv_heads": 1, "head_size": 64}, "test")
+    plan = kvlayout.slice_for_tp_transfer(swizzled, Engine(**words), Engine(**words))
+    src, dst, wanted = (np.zeros((1, _bytes(plan.groups[0].src)), np.uint8) for _ in range(3))
+    src[:] = np.arange(src.size) % 251 + 1
+    kvlayout.kernel(plan, "cache", dst_rank=0)({0: src}, dst, [0], [0], tokens=(1, 6))
+    interpret(plan, "cache", 0, {0: src}, wanted, [0], [0], (1, 6))
+    assert np.array_equal(dst, wanted) and np.count_nonzero(dst) == 5 * 2 * (32 + 4)
+    path = tmp_path / "granule.yaml"
+    path.write_text(
+        "{kvlayout: 1, model: m, source: tests, groups: {cache: {layers: 1, "
+        "axes: {token: {size: block, grows: block, granule: 4}}, "
+        "page: [{array: token, of: {field: k, bytes: 2, tag: bfloat16}}]}}}"
+    )
+    plan = kvlayout.slice_for_tp_transfer(kvlayout.load(path), Engine(), Engine())
+    src, dst = np.ones((1, 32), np.uint8), np.zeros((1, 32), np.uint8)
+    kernel = kvlayout.kernel(plan, "cache", dst_rank=0)
+    assert "multiples of 4 tokens" in refused("KVL607", lambda: kernel({0: src}, dst, [0], [0], tokens=(0, 6)))
+    assert not dst.any()
+    kernel({0: src}, dst, [0], [0], tokens=(4, 12))
+    assert dst.tolist() == [[0] * 8 + [1] * 16 + [0] * 8]
+
+
+def test_long_tables_are_copied_before_they_are_checked() -> None:
+    """What another thread writes into a table after the check names no other page."""
+    for ids in (np.arange(100), np.arange(10), list(range(100)), np.arange(200)[::2] % 100):
+        found = block_ids(ids, "here", 100, None, 1, distinct=False)
+        assert not isinstance(ids, np.ndarray) or not np.shares_memory(np.asarray(found.owner), ids)
+
+
+def test_threads_that_cannot_be_had(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    wanted = case.expected()
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    case.bind(threads=4)(case.blocks)
+    equal(case, wanted)
 
 
 @pytest.mark.parametrize("words", [{"reader": "nobody"}, {"threads": 0}])

@@ -15,7 +15,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kvlayout.emit import regions
 from kvlayout.emit.regions import Region, clash, flat, region
 from kvlayout.errors import SubmitError
 
@@ -187,6 +189,18 @@ class TestTorch:
             values = made()
         assert said in refused(lambda: region(values, PAGE, "here", writable=True), "KVL602")
 
+    def test_tensors_without_memory(self) -> None:
+        gone, cut, late = torch.zeros(4, 4), torch.zeros(4, 4), torch.zeros(8, 4)[4:]
+        gone.untyped_storage().resize_(0)
+        cut.untyped_storage().resize_(60)
+        late.untyped_storage().resize_(100)
+        with FakeTensorMode():
+            fake = torch.zeros(4, 4)
+        for values in (gone, cut, late, fake):
+            assert "has no memory" in refused(
+                lambda values=values: region(values, PAGE, "here", writable=True), "KVL602"
+            )
+
 
 class TestBufferProtocol:
     @pytest.mark.parametrize(
@@ -250,8 +264,21 @@ class TestBufferProtocol:
         view, area = memoryview(bytearray(PAGE)), mmap.mmap(-1, PAGE)
         view.release()
         area.close()
-        assert "got memoryview" in refused(lambda: region(view, PAGE, "here", writable=True), "KVL602")
-        assert "got mmap" in refused(lambda: region(area, PAGE, "here", writable=True), "KVL602")
+        assert "got memoryview: operation forbidden on released memoryview" in refused(
+            lambda: region(view, PAGE, "here", writable=True), "KVL602"
+        )
+        assert "got mmap: mmap closed or invalid" in refused(
+            lambda: region(area, PAGE, "here", writable=True), "KVL602"
+        )
+
+    def test_an_object_that_refuses(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Only objects of C can before Python 3.12; there a class says it with `__buffer__`."""
+
+        def no(_: object) -> memoryview:
+            raise BufferError("not now")
+
+        monkeypatch.setattr(regions, "memoryview", no, raising=False)
+        assert "got bytearray: not now" in refused(lambda: region(bytearray(16), PAGE, "here", writable=True), "KVL602")
 
     def test_the_owner_keeps_the_memory(self) -> None:
         found = region(bytearray(b"x" * PAGE), PAGE, "here", writable=True)

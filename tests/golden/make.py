@@ -1,5 +1,5 @@
-"""Writes the goldens: the page of every shipped format and model as text, to be reviewed like code, the source of
-every kernel there is (codegen/golden), and docs/rules.md.
+"""Writes the goldens: the page of every shipped format and model as text, to be reviewed like code, the sources of
+kernels (codegen/golden), and docs/rules.md.
 
 A format's golden is the page tree of each of its examples on a few engines; a model's is what `kvlayout show` prints;
 the page of rules is rendered from the registry. `python tests/golden/make.py` rewrites all of them; a test compares.
@@ -25,6 +25,8 @@ from kvlayout.view import page_text
 
 HERE = Path(__file__).parent
 RULES_PAGE = HERE.parent.parent / "docs" / "rules.md"
+KERNEL_RUNS = ("lines", "stream")
+"""One kind of run with ordinary stores, and one that streams; a kernel of another kind differs in the name alone."""
 KERNELS = HERE.parent.parent / "codegen" / "golden"
 RANGES = {
     "KVL0": "Files and YAML",
@@ -44,8 +46,10 @@ def goldens() -> Iterator[tuple[Path, str]]:
         yield HERE / "formats" / f"{path.stem}.txt", format_golden(path)
     for path in sorted((specs_dir() / "models").glob("*.yaml")):
         yield HERE / "models" / f"{path.stem}.txt", model_golden(path)
-    for shape in SHAPES:
-        yield KERNELS / f"{shape.name}.py", render(shape)
+    for run in KERNEL_RUNS:
+        for shape in SHAPES:
+            if shape.run == run:
+                yield KERNELS / f"{shape.name}.py", render(shape)
     yield RULES_PAGE, rules_page()
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden.make import HERE, KERNELS, RULES_PAGE, goldens
+from golden.make import HERE, KERNEL_RUNS, KERNELS, RULES_PAGE, goldens
 
+from kvlayout.emit.kernels import render
+from kvlayout.emit.tables import SHAPES, Shape
 from kvlayout.rules import RULES
 
 ALL = list(goldens())
@@ -25,3 +27,12 @@ def test_no_golden_is_left_behind() -> None:
 def test_every_rule_has_its_place_on_the_page() -> None:
     text = RULES_PAGE.read_text()
     assert [code for code in RULES if f"### {code}: " not in text] == []
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_a_kernel_is_a_reviewed_one_but_for_the_name_of_its_copy(shape: Shape) -> None:
+    reviewed = KERNEL_RUNS[shape.streams]
+    text = render(shape)
+    for word in ("copy_{} ", "kind {} "):
+        text = text.replace(word.format(shape.run), word.format(reviewed))
+    assert text == (KERNELS / f"{reviewed}_{shape.depth}.py").read_text()
