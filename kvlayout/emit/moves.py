@@ -18,7 +18,7 @@ from kvlayout.emit.kernels import Kernel, kernel_of
 from kvlayout.emit.tables import Move, Shape, Table, rows_of, shape_of, table
 from kvlayout.emit.tokens import TokenCutter
 from kvlayout.errors import SubmitError, problem
-from kvlayout.ir import Page, Parallel, span
+from kvlayout.ir import Page, Parallel
 from kvlayout.plan.artifact import Piece
 from kvlayout.plan.transfer import Entry
 
@@ -40,7 +40,7 @@ class Section(NamedTuple):
 
 def buffers_of(page: Page) -> tuple[tuple[str, int], ...]:
     """Name and bytes of each buffer that a page lies in; one without a name where it lies in one piece."""
-    return page.buffers or (("", span(page.tree)),)
+    return page.buffers or (("", page.nbytes),)
 
 
 class Moves:

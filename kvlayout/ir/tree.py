@@ -79,6 +79,11 @@ class Page(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block: int | None
     buffers: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a page, all its buffers together."""
+        return span(self.tree)
+
 
 class Parallel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How many ranks a side has, and how layers and tokens are dealt out to them.

@@ -42,7 +42,7 @@ class Case:
         self.spec = kvlayout.load(path)
         self.plan = kvlayout.slice_for_tp_transfer(self.spec, Engine(tp=2, block=4), Engine(tp=1, block=8))
         rng = np.random.default_rng(0)
-        sizes = {g.name: (_bytes(g.src), _bytes(g.dst)) for g in self.plan.groups}
+        sizes = {g.name: (g.src.nbytes, g.dst.nbytes) for g in self.plan.groups}
         self.layers = {"attention": (0, 1), "state": (2,)}
         self.src = {
             rank: {
@@ -70,12 +70,6 @@ class Case:
 
     def untouched(self) -> bool:
         return not any(page.any() for pages in self.dst.values() for page in pages.values())
-
-
-def _bytes(page: Any) -> int:
-    from kvlayout.ir import span
-
-    return span(page.tree)
 
 
 @pytest.fixture
@@ -255,7 +249,7 @@ def test_kvl604_to_606_block_tables(case: Case, blocks: Any, code: str, said: st
 
 def test_many_ids_are_checked_like_few(case: Case) -> None:
     small = kvlayout.slice_for_tp_transfer(case.spec, Engine(), Engine(), group="state")
-    size = _bytes(small.groups[0].src)
+    size = small.groups[0].src.nbytes
     src, dst = np.ones((300, size), np.uint8), np.zeros((300, size), np.uint8)
     bound = kvlayout.bind(small, dst_rank=0, src={0: {"state": {2: src}}}, dst={"state": {2: dst}})
     ids = np.arange(200)
@@ -278,7 +272,7 @@ def test_kvl607_units_of_several_tokens() -> None:
     spec = spec_of_format(find_format("dsv4_fp8", None, "test"), {"tokens_per_state": 4}, "test")
     plan = kvlayout.slice_for_tp_transfer(spec, Engine(), Engine())
     (group,) = plan.groups
-    size = _bytes(group.dst)
+    size = group.dst.nbytes
     src, dst = np.ones((4, size), np.uint8), np.zeros((4, size), np.uint8)
     kernel = kvlayout.kernel(plan, group.name, dst_rank=0)
     assert "multiples of" in refused("KVL607", lambda: kernel({0: src}, dst, [0], [1], tokens=(0, 1)))
@@ -325,7 +319,7 @@ def test_pipeline_stages(tmp_path: Path) -> None:
     path.write_text(SPEC[: SPEC.index("  state")].replace("[0, 1]", "[0, 1, 2, 3]"))
     src, dst = Engine(pp=2, stages="1+3"), Engine(pp=2, stages="2+2")
     plan = kvlayout.slice_for_tp_transfer(kvlayout.load(path), src, dst)
-    size = _bytes(plan.groups[0].src)
+    size = plan.groups[0].src.nbytes
     held = {0: (0,), 1: (1, 2, 3)}
     (tmp_path / "other.yaml").write_text(SPEC.replace("layers: [2]", "layers: [2, 3]"))
     late = kvlayout.slice_for_tp_transfer(kvlayout.load(tmp_path / "other.yaml"), Engine(), Engine(pp=2, stages="2+2"))
@@ -349,12 +343,10 @@ def test_a_sender_may_give_nothing_for_a_group(tmp_path: Path) -> None:
     assert plan.sources(0) == {"attention": (0,), "state": (0, 1)}
     layers = {"attention": (0, 1), "state": (2,)}
     src = {
-        rank: {
-            g.name: {n: np.full((2, _bytes(g.src)), rank + n, np.uint8) for n in layers[g.name]} for g in plan.groups
-        }
+        rank: {g.name: {n: np.full((2, g.src.nbytes), rank + n, np.uint8) for n in layers[g.name]} for g in plan.groups}
         for rank in (0, 1)
     }
-    dst = {g.name: {n: np.zeros((2, _bytes(g.dst)), np.uint8) for n in layers[g.name]} for g in plan.groups}
+    dst = {g.name: {n: np.zeros((2, g.dst.nbytes), np.uint8) for n in layers[g.name]} for g in plan.groups}
     tables = {"attention": ([0], None), "state": ([1], None)}
     sent = {}
     for rank in (0, 1):
@@ -379,7 +371,7 @@ def test_a_swizzle_is_cut_at_any_token_and_a_granule_is_not(tmp_path: Path) -> N
     words = {"cache.scale_layout": "sm100"}
     swizzled = spec_of_format(find_format("nvfp4", None, "test"), {"num_kv_heads": 1, "head_size": 64}, "test")
     plan = kvlayout.slice_for_tp_transfer(swizzled, Engine(**words), Engine(**words))
-    src, dst, wanted = (np.zeros((1, _bytes(plan.groups[0].src)), np.uint8) for _ in range(3))
+    src, dst, wanted = (np.zeros((1, plan.groups[0].src.nbytes), np.uint8) for _ in range(3))
     src[:] = np.arange(src.size) % 251 + 1
     kvlayout.kernel(plan, "cache", dst_rank=0)({0: src}, dst, [0], [0], tokens=(1, 6))
     interpret(plan, "cache", 0, {0: src}, wanted, [0], [0], (1, 6))
@@ -404,6 +396,41 @@ def test_long_tables_are_copied_before_they_are_checked() -> None:
     for ids in (np.arange(100), np.arange(10), list(range(100)), np.arange(200)[::2] % 100):
         found = block_ids(ids, "here", 100, None, 1, distinct=False)
         assert not isinstance(ids, np.ndarray) or not np.shares_memory(np.asarray(found.owner), ids)
+
+
+def test_ids_reach_no_further_than_the_shortest_buffer(case: Case) -> None:
+    case.dst["attention"][1] = case.dst["attention"][1][:5].copy()
+    assert "ids from 0 to 4" in refused("KVL605", lambda: case.bind()(case.blocks))
+    case.src[1]["attention"][0] = case.src[1]["attention"][0][:7].copy()
+    blocks = {**case.blocks, "attention": ([3, 1, 0, 7], [2, 3])}
+    assert "ids from 0 to 6" in refused("KVL605", lambda: case.bind()(blocks))
+    assert case.untouched()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 32])
+def test_packing_into_memory_at_any_address(case: Case, offset: int) -> None:
+    """Past the caches, too: a vector that is stored there without its alignment would end the process."""
+    wanted = case.expected()
+    bound = case.bind(reader="device")
+    out = {}
+    for rank, nbytes in bound.packed_bytes(case.blocks).items():
+        room = np.zeros(nbytes + 128, np.uint8)
+        begin = -room.__array_interface__["data"][0] % 64 + offset
+        out[rank] = room[begin : begin + nbytes]
+    bound.unpack(bound.pack(case.blocks, out=out), case.blocks)
+    equal(case, wanted)
+
+
+def test_kvl603_packing_into_the_source(case: Case) -> None:
+    bound = case.bind(dst=None)
+    sizes = bound.packed_bytes(case.blocks)
+    pool = np.ones((BLOCKS, sizes[0]), np.uint8)
+    case.src[1]["attention"][0] = pool[:, : case.src[1]["attention"][0].shape[1]]
+    bound, inside = case.bind(dst=None), pool[2]
+    apart, whole = np.zeros(sizes[0] + sizes[1], np.uint8), inside.copy()
+    for out in ({0: inside, 1: bytearray(sizes[1])}, {0: apart[: sizes[0]], 1: apart[sizes[0] - 1 :][: sizes[1]]}):
+        refused("KVL603", lambda out=out: bound.pack(case.blocks, out=out))  # type: ignore[misc]
+    assert np.array_equal(inside, whole) and not apart.any()
 
 
 def test_threads_that_cannot_be_had(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from kvlayout.emit import cache
+from kvlayout.emit import cache, kernels, target
+from kvlayout.emit.tables import Shape
 from kvlayout.errors import KvLayoutError
 
 KEY = "ab" * 32
@@ -31,7 +32,8 @@ def move(job, first, last):
     pass
 """
 SCRIPT = f"""
-from kvlayout.emit import cache
+from kvlayout.emit import cache, kernels, target
+from kvlayout.emit.tables import Shape
 def render():
     print("rendered")
     return {SOURCE!r}
@@ -345,3 +347,26 @@ def test_the_users_cache_directory_may_lie_behind_a_link(tmp_path: Path, monkeyp
     monkeypatch.setattr("platformdirs.user_cache_dir", lambda name, appauthor: str(tmp_path / "link" / name))
     assert made_here() and not made_here()
     assert len(list((tmp_path / "home" / "kvlayout").iterdir())) == 1
+
+
+def test_a_key_is_that_of_everything_that_decides_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another template, primitive, compiler or CPU is another kernel."""
+    shape, read = Shape("1", "lines"), Path.read_bytes
+    keys = [kernels._key(shape), kernels._key(Shape("2", "lines"))]
+    for name in ("kernel.py.j2", "kernels.py", "lines.py", "primitives.py", "tables.py", "target.py"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b" " * (path.name == name))
+            kernels._sources.cache_clear()
+            keys.append(kernels._key(shape))
+    kernels._sources.cache_clear()
+    for changed in ("host_name", "version"):
+        with monkeypatch.context() as patch:
+            if changed == "host_name":
+                patch.setattr(target, "host_name", lambda: ("triple", "cpu", "+more"))
+            else:
+                patch.setattr(kernels.metadata, "version", lambda name: "0")
+            kernels._compiler.cache_clear()
+            keys.append(kernels._key(shape))
+    kernels._compiler.cache_clear()
+    assert len(set(keys)) == len(keys) == 10
+    assert kernels._key(shape) == keys[0]
