@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -75,3 +76,11 @@ def pytest_report_header(config: pytest.Config) -> str:
 def size(pytestconfig: pytest.Config) -> Size:
     """`size(1_000, 100_000)`: how many cases to look at in this run."""
     return Size(pytestconfig.getoption("--size"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels of the tests are kept in a folder of the run, and not among the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVLAYOUT_CACHE", str(tmp_path_factory.mktemp("kernels").resolve() / "cache"))
+        yield

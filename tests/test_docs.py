@@ -7,10 +7,13 @@ would type them; each file starts in a folder that holds nothing but the shipped
 from __future__ import annotations
 
 import doctest
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import kvlayout
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -50,3 +53,23 @@ def test_pages_are_found() -> None:
     assert {page.name for page in PAGES} >= {"README.md", "theory.md", "concepts.md"}
     theory = (ROOT / "docs" / "theory.md").read_text(encoding="utf-8")
     assert sum(">>>" in block for _, block in python_blocks(theory)) >= 10
+
+
+def test_the_page_of_python_names_the_whole_surface() -> None:
+    text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    assert [name for name in kvlayout.__all__ if not name.startswith("__") and name not in text] == []
+    for function in (kvlayout.bind, kvlayout.kernel, kvlayout.slice_for_tp_transfer, kvlayout.load_plan):
+        written = ", ".join(
+            ("*, " if each.kind is each.KEYWORD_ONLY and before is not each.KEYWORD_ONLY else "")
+            + each.name
+            + ("" if each.default is each.empty else f"={each.default!r}".replace("'", '"'))
+            for each, before in _with_kind_before(inspect.signature(function))
+        )
+        assert f"`{function.__name__}({written})" in text, written
+
+
+def _with_kind_before(signature: inspect.Signature) -> Iterator[tuple[inspect.Parameter, object]]:
+    before: object = None
+    for each in signature.parameters.values():
+        yield each, before
+        before = each.kind

@@ -71,9 +71,9 @@ class Part:
     def need(self, mode: Mode) -> None:
         """SubmitError when the sides that a mode needs are not bound."""
         if self.src is None and mode != "unpack":
-            raise SubmitError(problem("KVL601", f"bind: {mode}", "no source buffers are bound", expected="src"))
+            raise _not_bound(mode, "source", "src")
         if self.dst is None and mode != "pack":
-            raise SubmitError(problem("KVL601", f"bind: {mode}", "no destination buffers are bound", expected="dst"))
+            raise _not_bound(mode, "destination", "dst")
 
     def call(self, mode: Mode, src_ids: Any, dst_ids: Any, tokens: Tokens) -> Call:
         """A call with its block tables checked."""
@@ -220,6 +220,11 @@ def streams(reader: Reader, nbytes: int) -> bool:
     if reader == "any" and nbytes < _streaming_from():
         return False
     return reader != "cpu" and host().streams
+
+
+def _not_bound(mode: Mode, side: str, word: str) -> SubmitError:
+    advice = f"Give {word}= to bind for a {mode}, or pack on the source's side and unpack on the destination's."
+    return SubmitError(problem("KVL601", mode, f"no {side} buffers are bound", expected=f"{word}=", help=advice))
 
 
 def _used(tokens: tuple[int, int], per_block: int) -> slice:

@@ -147,7 +147,8 @@ def _strided(buffer: object, code: str, where: str, *, writable: bool) -> _Strid
         address, shape, strides = array.__array_interface__["data"][0], view.shape or (), view.strides or ()
         found = _Strided(address, shape, strides, view.itemsize, view.readonly, array)
     if writable and found.readonly:
-        raise SubmitError(_wrong(code, where, "the buffer is read-only", "a buffer that may be written to"))
+        text, expected = "the buffer is read-only", "a buffer that may be written to"
+        raise SubmitError(problem(code, where, text, expected=expected, help="Give writable memory to be written to."))
     return found
 
 

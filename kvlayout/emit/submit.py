@@ -27,13 +27,18 @@ def block_tables(blocks: object, groups: Sequence[str], known: Sequence[str]) ->
     for name in groups:
         pair = blocks.get(name)
         if not isinstance(pair, tuple | list) or len(pair) != 2:
+            _no_stranger(blocks, known)  # a misspelled name says more than the one that is missing
             expected = f"'{name}': (source ids, destination ids); two empty lists to move none"
             raise _error("KVL604", f"group '{name}'", "no pair of block tables", expected, pair)
     if len(blocks) > len(groups):
-        for name in blocks:
-            if name not in known:
-                raise _error("KVL604", "blocks", f"the plan has no group '{shown(name)}'", one_of(known))
+        _no_stranger(blocks, known)
     return blocks
+
+
+def _no_stranger(blocks: Mapping[Any, Any], known: Sequence[str]) -> None:
+    for name in blocks:
+        if name not in known:
+            raise _error("KVL604", "blocks", f"the plan has no group '{shown(name)}'", one_of(known))
 
 
 def interval(tokens: object) -> tuple[int, int] | None:

@@ -148,7 +148,7 @@ def read(path: str | os.PathLike[str]) -> Document:
     where = os.fspath(path)
     try:
         if not Path(path).is_file():
-            raise OSError("not a regular file")
+            raise OSError("not a regular file" if os.path.exists(where) else "there is no such file")
         with open(path, "rb") as file:
             data = file.read(MAX_ARTIFACT_BYTES + 1)
     except OSError as error:

@@ -222,6 +222,9 @@ class TransferPlan:
     def __str__(self) -> str:
         return plan_text(self.document)
 
+    def __repr__(self) -> str:
+        return f"<TransferPlan {', '.join(group.name for group in self.groups)}: {self.digest}>"
+
 
 def expand_runs(
     pieces: tuple[Piece, ...],

@@ -1,4 +1,4 @@
-"""Copies: by run length and size of the destination, on one thread and two; beside NumPy, numba, torch, MPI and C.
+"""Copies beyond the table of `kvlayout bench copy`: in cache beside C, on two threads, and one page alone.
 
 Also what a first compile and a cached load cost beside an empty function of numba, what one small call costs, and a
 whole request of a hybrid model. Ratios are medians over rounds in which the candidates take turns.
@@ -25,7 +25,7 @@ import numpy as np
 import kvlayout
 from kvlayout import Engine
 from kvlayout.data import specs_dir
-from kvlayout.emit.bench import OURS, RUNS, Work, aligned, measure, measured
+from kvlayout.emit.bench import OURS, RUNS, Work, aligned, measured
 from kvlayout.ir import span
 
 HERE = Path(__file__).parent
@@ -37,23 +37,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     os.environ["KVLAYOUT_CACHE"] = os.path.realpath(tempfile.mkdtemp()) + "/cache"
-    large(options.mib, options.rounds)
     cached(options.rounds)
     two_threads(options.mib, options.rounds)
     one_page(options.rounds)
     small_call()
     hybrid(options.rounds)
     compiling()
-
-
-def large(mib: int, rounds: int) -> None:
-    print(f"one thread, destination of {mib} MiB: kvlayout GB/s, and how many times faster than")
-    for run in RUNS:
-        found = measure(run, mib << 20, rounds)
-        if run == RUNS[0]:
-            print("  run bytes   GB/s" + "".join(f"{name:>23}" for name in found.seconds if name != OURS))
-        ratios = "".join(f"{found.ratio(OURS, name):23.2f}" for name in found.seconds if name != OURS)
-        print(f"  {run:9} {found.speed(OURS):6.2f}{ratios}", flush=True)
 
 
 def cached(rounds: int) -> None:
