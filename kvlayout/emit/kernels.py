@@ -65,10 +65,13 @@ def _key(shape: Shape) -> str:
 
 @cache
 def _compiler() -> tuple[str, ...]:
+    from numba import config
+
     from kvlayout.emit.target import host_name
 
+    settings = (f"{name} {getattr(config, name, None)}" for name in ("OPT", "BOUNDSCHECK", "DEBUGINFO_DEFAULT"))
     versions = (f"{name} {metadata.version(name)}" for name in ("numba", "llvmlite", "jinja2"))
-    return (*versions, platform.python_implementation(), platform.python_version(), *host_name())
+    return (*versions, *settings, platform.python_implementation(), platform.python_version(), *host_name())
 
 
 @cache

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import numba
 import pytest
 
 from kvlayout.emit import cache, kernels, target
@@ -163,8 +164,6 @@ def test_kvl651_a_file(root: Path) -> None:
 
 
 def test_kvl652_numba_switched_off(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import numba
-
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
     with pytest.raises(KvLayoutError, match="KVL652"):
         load()
@@ -359,14 +358,15 @@ def test_a_key_is_that_of_everything_that_decides_machine_code(monkeypatch: pyte
             kernels._sources.cache_clear()
             keys.append(kernels._key(shape))
     kernels._sources.cache_clear()
-    for changed in ("host_name", "version"):
+    for owner, name, value in (
+        (target, "host_name", lambda: ("triple", "cpu", "+more")),
+        (kernels.metadata, "version", lambda name: "0"),
+        (numba.config, "OPT", "0"),
+    ):
         with monkeypatch.context() as patch:
-            if changed == "host_name":
-                patch.setattr(target, "host_name", lambda: ("triple", "cpu", "+more"))
-            else:
-                patch.setattr(kernels.metadata, "version", lambda name: "0")
+            patch.setattr(owner, name, value)
             kernels._compiler.cache_clear()
             keys.append(kernels._key(shape))
     kernels._compiler.cache_clear()
-    assert len(set(keys)) == len(keys) == 10
+    assert len(set(keys)) == len(keys) == 11
     assert kernels._key(shape) == keys[0]
