@@ -55,7 +55,10 @@ def copy_command(
 
     found: list[Measured] = []
     for run in runs or (each for each in RUNS if 2 * each <= mib << 20):
-        found.append(measure(run, mib << 20, rounds, threads))
+        try:
+            found.append(measure(run, mib << 20, rounds, threads))
+        except MemoryError:
+            raise click.UsageError(f"there is no memory for three times {mib} MiB; give a smaller --mib") from None
         if output == "text":
             if len(found) == 1:
                 click.echo(_header(found[0]))

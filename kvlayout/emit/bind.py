@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 from kvlayout.api import check
 from kvlayout.emit.calls import Call, Part, Reader, Tokens, run, streams
@@ -17,12 +17,15 @@ from kvlayout.emit.moves import Mode, Moves
 from kvlayout.emit.regions import Region, clash, flat
 from kvlayout.emit.submit import block_tables, interval
 from kvlayout.errors import PlanRefused, SubmitError, one_of, problem, shown
-from kvlayout.plan.artifact import Group
+from kvlayout.plan.artifact import Document, Group
 from kvlayout.plan.transfer import TransferPlan
 
 __all__ = ["BoundMove", "Kernel", "bind", "kernel"]
 
-_proved: WeakSet[TransferPlan] = WeakSet()
+_proved: WeakValueDictionary[int, Document] = WeakValueDictionary()
+"""Documents that were proved here, by identity: they are immutable, and what holds one may not be."""
+
+MAX_THREADS = 1024
 
 
 def bind(
@@ -43,13 +46,13 @@ def bind(
     `unpack`. `threads`: how many threads share a call.
 
     Raises SubmitError for buffers that the plan may not be applied to, PlanRefused for a plan that is not proved,
-    ValueError for another reader or no thread.
+    ValueError for another reader or number of threads.
     """
     _prove(plan)
     if reader not in get_args(Reader):
         raise ValueError(f"no reader {reader!r}; there are {', '.join(get_args(Reader))}")
-    if threads < 1:
-        raise ValueError(f"{threads} threads move nothing")
+    if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"threads={threads!r}; expected 1 to {MAX_THREADS}")
     if src is None and dst is None:
         raise SubmitError(problem("KVL601", "bind", "no buffers", expected="src, dst or both"))
     received = [moves for group in plan.groups for moves in _moves(plan, group, dst_rank)]
@@ -126,7 +129,7 @@ class BoundMove:
         sizes = _packed_sizes(calls)
         given = {rank: np.empty(size, np.uint8) for rank, size in sizes.items()} if out is None else out
         packed = _packed_regions(given, sizes, writable=True)
-        _refuse_clash(_named(packed), _regions(self.parts, "src"))
+        _refuse_clash(_named(packed), [*_regions(self.parts, "src"), *_regions(self.parts, "dst")])
         self._run(calls, packed)
         return {rank: given[rank] for rank in sizes}
 
@@ -179,19 +182,23 @@ class Kernel:
         """Move one layer. `sources`: {rank: buffer}, `destination`: buffer, as for `bind`. Raises SubmitError, and then
         nothing has moved."""
         part = Part(self._moves, sources, destination, by_layer=False)
+        part.need("move")
         _refuse_clash(_regions([part], "dst"), _regions([part], "src"))
         call = part.call("move", src_ids, dst_ids, interval(tokens))
         run(call.jobs(streams("any", call.nbytes)), 1)
 
 
-def _prove(plan: TransferPlan) -> None:
+def _prove(plan: Any) -> None:
     """Only what is proved moves bytes, whoever made the object."""
-    if plan in _proved:
+    if not isinstance(plan, TransferPlan):
+        raise TypeError(f"expected a TransferPlan, as kvlayout.load_plan gives one; got {type(plan).__name__}")
+    document = plan.document
+    if _proved.get(id(document)) is document:
         return
-    verdict = check(plan)
+    verdict = check(document)
     if not verdict.proved:
         raise PlanRefused(verdict.problems)
-    _proved.add(plan)
+    _proved[id(document)] = document
 
 
 def _moves(plan: TransferPlan, group: Group, dst_rank: int) -> list[Moves]:

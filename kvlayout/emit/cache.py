@@ -35,6 +35,7 @@ compiled: list[str] = []
 """Names of the kernels that this process compiled; those that came from the cache are not in it."""
 
 _SOURCE, _MANIFEST, _NUMBA = "kernel.py", "manifest.json", "__pycache__"
+_BUILDING, _TRASH = ".kvlayout-building-", ".kvlayout-trash-"
 _DAY = 24 * 3600
 _MAX_FILE = 16 * 1024 * 1024
 _decorating = threading.Lock()
@@ -162,7 +163,7 @@ def _publish(name: str, key: str, source: str, entry: Path) -> Any:
     dispatcher = building = None
     try:
         _sweep(entry.parent)
-        building = Path(tempfile.mkdtemp(prefix=".building-", dir=entry.parent))  # mode 0700
+        building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=entry.parent))  # mode 0700
         (building / _SOURCE).write_bytes(source.encode())
         dispatcher = _compile(name, key, source, building / _SOURCE)
         manifest = _manifest(key, _files(building))
@@ -187,15 +188,15 @@ def _rename(building: Path, entry: Path, key: str) -> None:
                 raise
         if _checked(entry, key) is not None:
             return
-        trash = entry.parent / f".trash-{uuid4().hex}"
+        trash = entry.parent / f"{_TRASH}{uuid4().hex}"
         with suppress(FileNotFoundError):  # another process moved it away
             os.rename(entry, trash)
         shutil.rmtree(trash, ignore_errors=True)
 
 
 def _sweep(root: Path) -> None:
-    """Remove what processes left that ended while they were building."""
-    for path in root.glob(".*-*"):
+    """Remove what processes left that ended while they were building; the folder may hold other things of its user."""
+    for path in (*root.glob(f"{_BUILDING}*"), *root.glob(f"{_TRASH}*")):
         with suppress(FileNotFoundError):
             if time.time() - os.lstat(path).st_mtime > _DAY:
                 shutil.rmtree(path, ignore_errors=True)

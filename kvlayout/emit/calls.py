@@ -153,7 +153,7 @@ class Call:
                     src_ids.address + first_src, src_blocks, dst_ids.address + first_dst, dst_blocks,
                     section.templates,
                 ))  # fmt: skip
-                alive = words, rows, src_bases, dst_bases, src_ids, dst_ids
+                alive = words, rows, src_bases, dst_bases, src_ids, dst_ids, part, dense
                 jobs.append((kernel, words.buffer_info()[0], section.templates * part.layers, alive))
         return jobs
 
@@ -175,7 +175,8 @@ class Call:
 
 
 def run(jobs: list[_Job], threads: int) -> None:
-    """Execute jobs, each thread a share of the units of every job."""
+    """Execute jobs, each thread a share of the units of every job. Nothing is written any more when it returns."""
+    threads = min(threads, max((units for _, _, units, _ in jobs), default=1))
     if threads == 1:
         for kernel, words, units, _ in jobs:
             kernel(words, 0, units)
@@ -201,8 +202,20 @@ def run(jobs: list[_Job], threads: int) -> None:
                 started.append(thread)
         share(0)
     finally:
-        for thread in started:  # also after an interrupt: nobody may be writing when the call ends
-            thread.join()
+        _join(started)
+
+
+def _join(threads: list[Thread]) -> None:
+    """Wait for all, whatever interrupts it; the interrupt is raised when none of them writes any more."""
+    interrupt: BaseException | None = None
+    while threads:
+        try:
+            threads[-1].join()
+            threads.pop()
+        except BaseException as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from threading import Lock
 
 from kvlayout.data import templates_dir
 from kvlayout.emit.tables import JOB, LANES, ROW, Shape
@@ -25,12 +26,19 @@ _ROW_WORDS = ("nbytes", "count", "src_step", "dst_step", "outer", "outer_src_ste
 _USED = {"1": 4, "2": 7, "deep": 8}
 
 
-@cache
+_loaded: dict[Shape, Kernel] = {}
+_loading = Lock()
+
+
 def kernel_of(shape: Shape) -> Kernel:
-    """The compiled kernel of a shape."""
+    """The compiled kernel of a shape. Threads that ask at once wait for one of them."""
     from kvlayout.emit.cache import load
 
-    return load(shape.name, _key(shape), lambda: render(shape))
+    if shape not in _loaded:
+        with _loading:
+            if shape not in _loaded:
+                _loaded[shape] = load(shape.name, _key(shape), lambda: render(shape))
+    return _loaded[shape]
 
 
 def render(shape: Shape) -> str:

@@ -156,17 +156,22 @@ def _tensor(tensor: Any, code: str, where: str) -> _Strided:
     if tensor.device.type != "cpu":
         expected = "a CPU tensor; memory of a device is moved by a transport or a kernel of that device"
         raise SubmitError(_wrong(code, where, "the tensor is not in CPU memory", expected, str(tensor.device)))
-    if str(tensor.layout) != "torch.strided" or tensor.is_conj() or tensor.is_neg():
-        raise SubmitError(_wrong(code, where, "the tensor's bytes are not its elements", "a plain strided tensor"))
-    size = tensor.element_size()
-    strides = tuple(stride * size for stride in tensor.stride())
-    reach = size + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
-    storage = tensor.untyped_storage()  # it may have been resized, or stand for one while a model is traced
-    held = storage.nbytes() - size * tensor.storage_offset() if storage.device.type == "cpu" else 0
-    if tensor.numel() and reach > held:
-        expected = f"a storage of {reach} bytes from the tensor's first on"
-        raise SubmitError(_wrong(code, where, "the tensor has no memory", expected, f"{held} bytes"))
-    return _Strided(tensor.data_ptr(), tuple(tensor.shape), strides, size, False, tensor)
+    expected = "a plain strided tensor with memory of its own"
+    try:
+        if str(tensor.layout) != "torch.strided" or tensor.is_conj() or tensor.is_neg():
+            raise SubmitError(_wrong(code, where, "the tensor's bytes are not its elements", expected))
+        shape, size = tuple(tensor.shape), tensor.element_size()
+        strides = tuple(stride * size for stride in tensor.stride())
+        storage = tensor.untyped_storage()
+        held = storage.nbytes() - size * tensor.storage_offset() if storage.device.type == "cpu" else 0
+        reach = size + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if tensor.numel() else 0
+        address = tensor.data_ptr() if held else 0
+    except (RuntimeError, ValueError) as error:  # nested, batched, not yet initialised: torch says what it is
+        raise SubmitError(_wrong(code, where, "the tensor has no memory", expected, shown(error))) from None
+    if reach and (reach > held or not address):  # storage that was resized, or a tensor that stands for another one
+        got = f"{held} bytes at {address:#x} for {reach}"
+        raise SubmitError(_wrong(code, where, "the tensor has no memory", expected, got))
+    return _Strided(address, shape, strides, size, False, tensor)
 
 
 def _contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> int | None:

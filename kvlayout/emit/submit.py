@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from kvlayout.emit.tables import Table, table
@@ -45,13 +46,13 @@ def interval(tokens: object) -> tuple[int, int] | None:
     """A token interval; SubmitError unless it is None or 0 <= a <= b."""
     if tokens is None:
         return None
-    if (
-        isinstance(tokens, tuple | list)
-        and len(tokens) == 2
-        and all(isinstance(bound, int) and not isinstance(bound, bool) for bound in tokens)
-        and 0 <= tokens[0] <= tokens[1] < 1 << 48
-    ):
-        return tokens[0], tokens[1]
+    if isinstance(tokens, tuple | list) and len(tokens) == 2 and not any(isinstance(bound, bool) for bound in tokens):
+        try:
+            a, b = map(index, tokens)
+        except TypeError:  # no integers
+            a = b = -1
+        if 0 <= a <= b < 1 << 48:
+            return a, b
     raise _error("KVL607", "tokens", "no token interval", "(a, b) with 0 <= a <= b", tokens)
 
 
@@ -108,13 +109,15 @@ def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int
 
 def _few(ids: Any) -> list[int] | None:
     """A short table as a list, None where it is long or needs a closer look."""
-    try:
-        if ids.dtype.kind in "iu" and ids.ndim == 1 and len(ids) <= FEW:
-            values: list[int] = ids.tolist()
-            return values
-    except AttributeError:  # no NumPy array
-        if isinstance(ids, list) and len(ids) <= FEW and all(type(value) is int for value in ids):
+    if isinstance(ids, list):
+        if len(ids) <= FEW and all(type(value) is int for value in ids):
             return None if any(abs(value) >> 62 for value in ids) else ids.copy()
+        return None
+    import numpy as np
+
+    if type(ids) is np.ndarray and ids.dtype.kind in "iu" and ids.ndim == 1 and len(ids) <= FEW:
+        values: list[int] = ids.tolist()
+        return values
     return None
 
 
@@ -124,29 +127,28 @@ def _array(ids: Any, where: str) -> NDArray[np.integer]:
     expected = "a 1-D array of integers"
     try:
         found = np.asarray(ids).copy()  # what was checked may not change under the kernel
-    except (TypeError, ValueError, RuntimeError) as error:
-        # An object that is no array; lists of unequal length; a tensor that torch does not hand out (its gradient).
+    except Exception as error:  # whatever the object's own `__array__` raises
         raise _error("KVL604", where, "no block table", expected, f"{type(ids).__name__}: {error}") from None
-    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        raise _error(
-            "KVL604", where, "no block table", expected, f"{type(ids).__name__} of {found.dtype}, {found.ndim}-D"
-        )
+    masked = np.ma.isMaskedArray(ids)  # what is masked is no id, and nobody says which page is meant
+    if masked or found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+        got = f"{type(ids).__name__} of {found.dtype}, {found.ndim}-D"
+        raise _error("KVL604", where, "no block table", expected, got)
     return found if found.size else found.astype(np.int64)
 
 
 def _out_of_range(where: str, values: list[int], rows: int, first: int) -> None:
-    index = next(index for index, value in enumerate(values) if not 0 <= value < rows)
+    at = next(at for at, value in enumerate(values) if not 0 <= value < rows)
     expected = f"ids from 0 to {rows - 1}, which every buffer of the group has" if rows else "no id: there are no pages"
-    raise _error("KVL605", f"{where}[{first + index}]", "a block id out of range", expected, values[index])
+    raise _error("KVL605", f"{where}[{first + at}]", "a block id out of range", expected, values[at])
 
 
 def _twice(where: str, values: list[int], first: int) -> None:
     seen: dict[int, int] = {}
-    for index, value in enumerate(values):
+    for at, value in enumerate(values):
         if value in seen:
-            text = f"destination block {value} is named twice, at {first + seen[value]} and {first + index}"
-            raise _error("KVL606", f"{where}[{first + index}]", text, "distinct ids")
-        seen[value] = index
+            text = f"destination block {value} is named twice, at {first + seen[value]} and {first + at}"
+            raise _error("KVL606", f"{where}[{first + at}]", text, "distinct ids")
+        seen[value] = at
 
 
 def _error(code: str, where: str, text: str, expected: str, got: object = None) -> SubmitError:

@@ -83,7 +83,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: tuple[Group, ...]
 
 
-class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Document(msgspec.Struct, frozen=True, weakref=True, forbid_unknown_fields=True):
     """The artifact as it lies in a file."""
 
     format_version: int

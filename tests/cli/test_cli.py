@@ -392,3 +392,10 @@ def test_bench_copy(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for wrong in (("--run", "130"), ("--plot", "speed.pdf"), ("--plot", nowhere), ("--run", "1048576")):
         code, _, err = run("bench", "copy", "--mib", "1", *wrong)
         assert code == 2 and "Error" in err
+
+    def too_much(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("kvlayout.emit.bench.measure", too_much)
+    code, _, err = run(*small)
+    assert code == 2 and "smaller --mib" in err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import pytest
 
 import kvlayout
 from kvlayout import Engine, SubmitError
+from kvlayout.emit import cache, calls, kernels
 from kvlayout.emit.interpret import interpret
 from kvlayout.emit.submit import block_ids
+from kvlayout.emit.tables import SHAPES
 from kvlayout.plan.transfer import TransferPlan
 from kvlayout.spec.formats import find_format
 from kvlayout.spec.model import spec_of_format
@@ -31,6 +34,11 @@ groups:
           conv_dtype: bfloat16, ssm_dtype: float32}}
 """
 BLOCKS = 8
+
+
+class Refuses:
+    def __array__(self, *_: object, **__: object) -> Any:
+        raise LookupError("not today")
 
 
 class Case:
@@ -178,6 +186,12 @@ def test_kvl601_a_missing_buffer(case: Case, change: Callable[[Case], object], s
 
 
 def test_kvl601_a_side_that_is_not_bound(case: Case) -> None:
+    kernel = kvlayout.kernel(case.plan, "attention", dst_rank=0)
+    sources = {rank: groups["attention"][0] for rank, groups in case.src.items()}
+    refused("KVL601", lambda: kernel(None, case.dst["attention"][0], [], []))  # type: ignore[arg-type]
+    refused("KVL601", lambda: kernel(sources, None, [], []))
+    for wrong in (5, [[1]], {}, {7: {}}):
+        refused("KVL601", lambda wrong=wrong: case.bind(src=wrong, dst=None))  # type: ignore[misc]
     refused("KVL601", lambda: case.bind(src=None)(case.blocks))
     refused("KVL601", lambda: case.bind(dst=None).unpack({}, case.blocks))
 
@@ -234,6 +248,9 @@ def test_layers_that_alternate_in_one_allocation(case: Case) -> None:
         ({"attention": ([0, 1.5], [0]), "state": ([0], [0])}, "KVL604", "integers"),
         ({"attention": ([[0, 1]], [0]), "state": ([0], [0])}, "KVL604", "integers"),
         ({"attention": ([True, False], [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": (np.ma.array([0, 1], mask=[1, 0]), [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": (np.ma.array([0] * 99, mask=True), [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": (Refuses(), [0]), "state": ([0], [0])}, "KVL604", "not today"),
         ({"attention": ([0, 1], [0]), "state": ([8], [0])}, "KVL605", "source ids[0]"),
         ({"attention": ([0, 1], [-1]), "state": ([0], [0])}, "KVL605", "destination ids[0]"),
         ({"attention": ([0, 2**70], [0]), "state": ([0], [0])}, "KVL604", "integers"),
@@ -266,6 +283,12 @@ def test_many_ids_are_checked_like_few(case: Case) -> None:
 def test_kvl607_no_interval(case: Case, tokens: Any) -> None:
     refused("KVL607", lambda: case.bind()(case.blocks, tokens=tokens))
     assert case.untouched()
+
+
+def test_bounds_may_be_integers_of_numpy(case: Case) -> None:
+    wanted = case.expected((3, 13))
+    case.bind()(case.blocks, tokens=(np.int64(3), np.int32(13)))
+    equal(case, wanted)
 
 
 def test_kvl607_units_of_several_tokens() -> None:
@@ -311,6 +334,13 @@ def test_only_what_is_proved_moves(case: Case) -> None:
         kvlayout.bind(forged, dst_rank=0, src=case.src, dst=case.dst)
     with pytest.raises(kvlayout.PlanRefused):
         kvlayout.kernel(forged, "attention", dst_rank=0)
+    case.bind()
+    case.plan.document = forged.document  # what was proved is the document, and not the object that holds one
+    with pytest.raises(kvlayout.PlanRefused):
+        case.bind()
+    for plan in (document, "plan.json", None):
+        with pytest.raises(TypeError, match="load_plan"):
+            kvlayout.bind(plan, dst_rank=0, src=case.src, dst=case.dst)  # type: ignore[arg-type]
 
 
 def test_pipeline_stages(tmp_path: Path) -> None:
@@ -428,6 +458,7 @@ def test_kvl603_packing_into_the_source(case: Case) -> None:
     case.src[1]["attention"][0] = pool[:, : case.src[1]["attention"][0].shape[1]]
     bound, inside = case.bind(dst=None), pool[2]
     apart, whole = np.zeros(sizes[0] + sizes[1], np.uint8), inside.copy()
+    refused("KVL603", lambda: case.bind().pack(case.blocks, out={0: case.dst["attention"][0], 1: bytearray(sizes[1])}))
     for out in ({0: inside, 1: bytearray(sizes[1])}, {0: apart[: sizes[0]], 1: apart[sizes[0] - 1 :][: sizes[1]]}):
         refused("KVL603", lambda out=out: bound.pack(case.blocks, out=out))  # type: ignore[misc]
     assert np.array_equal(inside, whole) and not apart.any()
@@ -443,7 +474,59 @@ def test_threads_that_cannot_be_had(case: Case, monkeypatch: pytest.MonkeyPatch)
     equal(case, wanted)
 
 
-@pytest.mark.parametrize("words", [{"reader": "nobody"}, {"threads": 0}])
+class Interrupted(threading.Thread):
+    """Is joined by somebody who is interrupted, twice, while it still has work to do."""
+
+    finished = 0
+
+    def run(self) -> None:
+        time.sleep(0.2)
+        super().run()
+        Interrupted.finished += 1
+
+    def join(self, timeout: float | None = None) -> None:
+        self.asked = getattr(self, "asked", 0) + 1
+        if self.asked < 3:
+            raise KeyboardInterrupt
+        super().join(timeout)
+
+
+def test_an_interrupt_waits_for_all_threads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever catches it may give the memory back: nobody may be writing to it any more."""
+    wanted = case.expected()
+    monkeypatch.setattr(calls, "Thread", Interrupted)
+    bound = case.bind(threads=2)
+    with pytest.raises(KeyboardInterrupt):
+        bound(case.blocks)
+    assert Interrupted.finished == 1
+    equal(case, wanted)
+
+
+def test_no_more_threads_than_there_is_to_share(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(calls, "Thread", lambda **words: started.append(words) or threading.Thread(**words))
+    wanted = case.expected()
+    case.bind(threads=1000)(case.blocks)
+    equal(case, wanted)
+    assert len(started) == 3  # two layers of two templates
+
+
+def test_threads_that_meet_a_new_kernel_compile_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    monkeypatch.setattr(kernels, "_loaded", {})
+    monkeypatch.setattr(cache, "load", lambda name, *_: time.sleep(0.05) or loaded.append(name) or name)
+    threads = [threading.Thread(target=kernels.kernel_of, args=(SHAPES[0],)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert loaded == [SHAPES[0].name]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [{"reader": "nobody"}, {"threads": 0}, {"threads": 1.5}, {"threads": "4"}, {"threads": True}, {"threads": 10**9}],
+)
 def test_wrong_words(case: Case, words: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"reader|threads"):
         case.bind(**words)

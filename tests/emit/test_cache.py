@@ -331,12 +331,16 @@ def test_files_that_numba_would_put_elsewhere_are_neither_read_nor_made(
 
 def test_leftovers_of_a_day_are_removed(root: Path) -> None:
     root.mkdir(mode=0o700, parents=True)
-    old, new = root / ".building-old", root / ".building-new"
-    for folder in (old, new):
+    leftovers = [root / ".kvlayout-building-old", root / ".kvlayout-trash-old"]
+    others = [root / name for name in (".vscode-server", ".aws-sam", "a-b", ".building-x")]
+    new = root / ".kvlayout-building-new"
+    for folder in (*leftovers, *others, new):
         (folder / "__pycache__").mkdir(parents=True)
-    os.utime(old, (time.time() - 25 * 3600,) * 2)
+    for folder in (*leftovers, *others):
+        os.utime(folder, (time.time() - 25 * 3600,) * 2)
     load()
-    assert not old.exists() and new.exists()
+    assert not any(folder.exists() for folder in leftovers)
+    assert new.exists() and all(folder.exists() for folder in others), "a user's own folders are not ours to remove"
 
 
 def test_the_users_cache_directory_may_lie_behind_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

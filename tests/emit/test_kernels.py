@@ -169,5 +169,5 @@ def test_random_plans_move_what_the_interpreter_moves(size: Size, capsys: pytest
     with capsys.disabled():
         print(f"\n{len(SHAPES)} kernels, {len(cache.compiled) - before} more compiled for {dict(tally)}")
     assert len(cache.compiled) == before
-    assert kernels.kernel_of.cache_info().currsize == len(SHAPES)
+    assert set(kernels._loaded) == set(SHAPES)
     assert tally["plans"] + tally["refused to cut"] >= wanted * 9 // 10

@@ -196,7 +196,12 @@ class TestTorch:
         late.untyped_storage().resize_(100)
         with FakeTensorMode():
             fake = torch.zeros(4, 4)
-        for values in (gone, cut, late, fake):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # all three are prototypes, as torch says
+            masked = torch.masked.masked_tensor(torch.zeros(4, 4), torch.ones(4, 4, dtype=torch.bool))
+            nested = torch.nested.nested_tensor([torch.zeros(4), torch.zeros(3)])
+            pending = torch.nn.UninitializedParameter()
+        for values in (gone, cut, late, fake, masked, nested, pending):
             assert "has no memory" in refused(
                 lambda values=values: region(values, PAGE, "here", writable=True), "KVL602"
             )
