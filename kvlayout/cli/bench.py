@@ -11,10 +11,12 @@ from kvlayout.cli.output import FORMAT_OPTION, print_json
 
 if TYPE_CHECKING:
     from kvlayout.emit.bench import Measured
+    from kvlayout.plan.transfer import TransferPlan
 
-__all__ = ["bench_command"]
+__all__ = ["bench_command", "interleaving", "page_bytes"]
 
 PLOTS = (".png", ".svg")
+PAGE = 64 * 1024
 
 
 @click.group("bench")
@@ -51,12 +53,13 @@ def copy_command(
         if not Path(path).absolute().parent.is_dir():
             raise click.BadParameter(f"there is no folder {Path(path).parent}", param_hint="--plot")
     pyplot = _pyplot() if plots else None
-    from kvlayout.emit.bench import RUNS, measure
+    from kvlayout.emit.bench import RUNS, Work, measured
 
     found: list[Measured] = []
     for run in runs or (each for each in RUNS if 2 * each <= mib << 20):
         try:
-            found.append(measure(run, mib << 20, rounds, threads))
+            work = Work(interleaving(run, page_bytes(run, mib << 20)), mib << 20, threads)
+            found.append(measured(work, dict(work.candidates()), rounds))
         except MemoryError:
             raise click.UsageError(f"there is no memory for three times {mib} MiB; give a smaller --mib") from None
         if output == "text":
@@ -68,6 +71,25 @@ def copy_command(
     for path in plots:
         _draw(pyplot, found, path)
     return 0
+
+
+def page_bytes(run: int, nbytes: int) -> int:
+    """64 KiB, less where there would be fewer than 16 pages, and more where two runs need it."""
+    return max(2 * run, min(PAGE, nbytes // 16))
+
+
+def interleaving(run: int, page: int) -> TransferPlan:
+    """A plan of two ranks of one head each, token-major pages, into one rank of both: runs of `run` bytes land at every
+    second place of a page of about `page` bytes."""
+    from kvlayout.api import slice_for_tp_transfer
+    from kvlayout.spec.engine import Engine
+    from kvlayout.spec.formats import find_format
+    from kvlayout.spec.model import spec_of_format
+
+    params: dict[str, int | str] = {"num_kv_heads": 2, "head_size": run // 4, "dtype": "bfloat16"}
+    words: dict[str, Any] = {"order": "NHD", "block": page // (2 * run)}
+    spec = spec_of_format(find_format("gqa", None, "bench"), params, "bench")
+    return slice_for_tp_transfer(spec, Engine(tp=2, **words), Engine(tp=1, **words))
 
 
 def _header(first: Measured) -> str:

@@ -1,7 +1,7 @@
 """How fast this machine copies runs between permuted pages, beside what else could do the same.
 
-The work is a real plan: two ranks of one head each, token-major pages, into one rank of two heads, so that runs of a
-given length land at every second place of a destination page. All candidates move the same bytes between the same
+The work is that of a real plan, which the caller gives: runs of two source ranks that land at every second place of a
+destination page. All candidates move the same bytes between the same
 pages; the yardstick is one contiguous `numpy.copyto` of the payload. Candidates take turns within a round, and ratios
 are medians over rounds, since a shared machine drifts.
 """
@@ -14,24 +14,19 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from kvlayout.api import slice_for_tp_transfer
 from kvlayout.emit.bind import BoundMove, bind
 from kvlayout.emit.calls import run
+from kvlayout.emit.regions import lines_of
 from kvlayout.plan.transfer import TransferPlan
-from kvlayout.spec.engine import Engine
-from kvlayout.spec.formats import find_format
-from kvlayout.spec.model import spec_of_format
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
-__all__ = ["CONTIGUOUS", "OURS", "RUNS", "Measured", "Work", "aligned", "measure", "measured"]
+__all__ = ["CONTIGUOUS", "OURS", "RUNS", "Measured", "Work", "measured"]
 
 CONTIGUOUS, OURS = "numpy.copyto", "kvlayout"
 RUNS = (128, 256, 512, 1024, 4096, 16384, 131072, 1048576)
 """Bytes of a run, by default."""
-PAGE = 64 * 1024
 
 
 Candidate = tuple[str, Callable[[], object]]
@@ -58,36 +53,28 @@ class Measured:
 class Work:
     """The pages of one run length, and everything that can move them."""
 
-    def __init__(self, run: int, nbytes: int, threads: int = 1, page: int | None = None) -> None:
-        """`run`: bytes, a multiple of 4. `nbytes`: of the destination, rounded down to whole pages of `page` bytes, by
-        default 64 KiB, less where there would be fewer than 16, and more where two runs need it."""
+    def __init__(self, plan: TransferPlan, nbytes: int, threads: int = 1) -> None:
+        """`plan`: one group of one layer, whose pieces are equal runs at every second place of a destination page, one
+        piece for each of two source ranks. `nbytes`: of the destination, rounded down to whole pages."""
         import numpy as np
 
-        self.run = run
-        self.tokens = max(1, (page or min(PAGE, nbytes // 16)) // (2 * run))
-        width = 2 * run * self.tokens
-        self.pages = max(1, nbytes // width)
-        self.payload = self.pages * width
-        params: dict[str, int | str] = {"num_kv_heads": 2, "head_size": run // 4, "dtype": "bfloat16"}
-        words: dict[str, Any] = {"order": "NHD", "block": self.tokens}
-        self.plan: TransferPlan = slice_for_tp_transfer(
-            spec_of_format(find_format("gqa", None, "bench"), params, "bench"),
-            Engine(tp=2, **words),
-            Engine(tp=1, **words),
-        )
+        (group,) = plan.groups
+        (layer,) = group.layers
+        self.run = group.ranks[0].pieces[0].nbytes
+        self.tokens = group.dst.nbytes // (2 * self.run)
+        self.pages = max(1, nbytes // group.dst.nbytes)
+        self.payload = self.pages * group.dst.nbytes
         rng = np.random.default_rng(0)
-        self.sources = {rank: aligned(self.pages, width // 2) for rank in (0, 1)}
+        self.sources = {rank: lines_of(self.pages, group.src.nbytes) for rank in (0, 1)}
         for each in self.sources.values():
             each[:] = rng.integers(0, 256, each.shape[1], np.uint8)  # all pages alike: drawing more would take seconds
             each[:, 0] = np.arange(self.pages)
-        self.destination = aligned(self.pages, width)
+        self.destination = lines_of(self.pages, group.dst.nbytes)
         self.destination[:] = 0
         self.src_ids, self.dst_ids = rng.permutation(self.pages), rng.permutation(self.pages)
-        group = self.plan.groups[0]
-        (layer,) = group.layers
         self.blocks = {group.name: (self.src_ids, self.dst_ids)}
         self.move: BoundMove = bind(
-            self.plan,
+            plan,
             dst_rank=0,
             src={rank: {group.name: {layer: each}} for rank, each in self.sources.items()},
             dst={group.name: {layer: self.destination}},
@@ -154,12 +141,6 @@ class Work:
         yield "MPI vector unpack", unpack
 
 
-def measure(run: int, nbytes: int, rounds: int, threads: int = 1) -> Measured:
-    """Time every candidate on one run length."""
-    work = Work(run, nbytes, threads)
-    return measured(work, dict(work.candidates()), rounds)
-
-
 def measured(work: Work, chosen: Mapping[str, Callable[[], object]], rounds: int) -> Measured:
     """Time these on the pages of `work`, in turns. Small destinations are repeated within a round."""
     repeats = max(1, (64 << 20) // work.payload)
@@ -173,15 +154,6 @@ def measured(work: Work, chosen: Mapping[str, Callable[[], object]], rounds: int
                 call()
             found.seconds[name].append((time.perf_counter() - begin) / repeats)
     return found
-
-
-def aligned(rows: int, nbytes: int) -> NDArray[np.uint8]:
-    """uint8 (rows, nbytes) that begins at a cache line, as every engine's pool does."""
-    import numpy as np
-
-    raw = np.empty(rows * nbytes + 64, np.uint8)
-    begin = -raw.__array_interface__["data"][0] % 64
-    return raw[begin : begin + rows * nbytes].reshape(rows, nbytes)
 
 
 def _byte_loop() -> Callable[..., None]:

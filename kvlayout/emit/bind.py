@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
-from kvlayout.api import check
 from kvlayout.emit.calls import Call, Part, Reader, Tokens, run, streams
 from kvlayout.emit.moves import Mode, Moves
-from kvlayout.emit.regions import Region, clash, flat
+from kvlayout.emit.regions import Region, clash, flat, lines_of
 from kvlayout.emit.submit import block_tables, interval
 from kvlayout.errors import PlanRefused, SubmitError, one_of, problem, shown
 from kvlayout.plan.artifact import Document, Group
 from kvlayout.plan.transfer import TransferPlan
+from kvlayout.verify.check import check_document
 
 __all__ = ["BoundMove", "Kernel", "bind", "kernel"]
 
@@ -123,11 +123,9 @@ class BoundMove:
         Destination ids are not read and may be None. `out`: {rank: writable contiguous buffer}; made where absent.
         Bytes lie by group, layer, template and piece in the order of the plan. Raises SubmitError.
         """
-        import numpy as np
-
         calls = self._calls("pack", blocks, tokens)
         sizes = _packed_sizes(calls)
-        given = {rank: np.empty(size, np.uint8) for rank, size in sizes.items()} if out is None else out
+        given = {rank: lines_of(1, size)[0] for rank, size in sizes.items()} if out is None else out
         packed = _packed_regions(given, sizes, writable=True)
         _refuse_clash(_named(packed), [*_regions(self.parts, "src"), *_regions(self.parts, "dst")])
         self._run(calls, packed)
@@ -195,7 +193,7 @@ def _prove(plan: Any) -> None:
     document = plan.document
     if _proved.get(id(document)) is document:
         return
-    verdict = check(document)
+    verdict = check_document(document)
     if not verdict.proved:
         raise PlanRefused(verdict.problems)
     _proved[id(document)] = document
@@ -210,11 +208,8 @@ def _moves(plan: TransferPlan, group: Group, dst_rank: int) -> list[Moves]:
         raise SubmitError(
             problem("KVL609", "dst_rank", "no such destination rank", expected=expected, got=shown(dst_rank))
         )
-    return [
-        Moves(entry, document.src, document.dst, entry.pieces)
-        for entry in plan.entries(group.name)
-        if entry.rank == dst_rank
-    ]
+    found = plan.entries(group.name, dst_rank)
+    return [Moves(entry, document.src, document.dst, entry.pieces) for entry in found]
 
 
 def _regions(parts: list[Part], side: Literal["src", "dst"]) -> list[tuple[str, Region]]:

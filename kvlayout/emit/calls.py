@@ -95,15 +95,12 @@ class Part:
             got = f"{src.entries} and {dst.entries}"
             raise SubmitError(problem("KVL604", f"group '{group.name}'", text, expected=expected, got=got))
         templates = src.entries // a if src is not None else dst.entries // b if dst is not None else 0
-        sections = self.moves.sections(templates, cut)
-        if cut is not None:
-            for section in sections:
-                self.moves.located(section.interval)  # raises where pages cannot be cut
-        return Call(self, mode, src, dst, sections)
+        return Call(self, mode, src, dst, self.moves.sections(templates, cut))
 
 
 class Call:
-    """A checked call of one part. `room`: (offset, bytes of a layer) of its packed bytes by source rank."""
+    """A call of one part with checked block tables. `room`: (offset, bytes of a layer) of its packed bytes by source
+    rank. Its size is asked for before it runs, and raises SubmitError where pages cannot be cut."""
 
     def __init__(self, part: Part, mode: Mode, src: Table | None, dst: Table | None, sections: list[Section]) -> None:
         self.part, self.mode, self.src, self.dst, self.sections = part, mode, src, dst, sections
@@ -176,7 +173,8 @@ class Call:
 
 def run(jobs: list[_Job], threads: int) -> None:
     """Execute jobs, each thread a share of the units of every job. Nothing is written any more when it returns."""
-    threads = min(threads, max((units for _, _, units, _ in jobs), default=1))
+    if threads > 1:
+        threads = min(threads, max((units for _, _, units, _ in jobs), default=1))
     if threads == 1:
         for kernel, words, units, _ in jobs:
             kernel(words, 0, units)

@@ -34,7 +34,7 @@ def interpret(
     `tokens`: only tokens [a, b), counted from the first token of both first blocks. Raises LookupError for no such
     entry, ValueError where the interval cuts through bytes that belong to several tokens.
     """
-    found = [e for e in plan.entries(group) if e.rank == dst_rank and (layer is None or layer in e.layers)]
+    found = list(plan.entries(group, dst_rank, layer))
     if len(found) != 1:
         raise LookupError(f"{len(found)} entries of group '{group}' for rank {dst_rank}")
     (entry,) = found
@@ -60,6 +60,14 @@ def _kept(plan: TransferPlan, entry: Entry, tokens: tuple[int, int]) -> list[NDA
     if of is None:
         return None
     first, end, tokens_each = of
+    for page in (group.src, group.dst):
+        for axis in page.axes.values():
+            if (
+                tokens[0] < tokens[1]
+                and axis.grows
+                and any(bound * axis.size % ((page.block or 1) * axis.granule) for bound in tokens)
+            ):
+                raise ValueError(f"tokens {tokens} cut through a granule of {axis.granule} units")
     payload = first >= 0
     kept = []
     for k in range(-(-tokens[1] // tokens_each) if tokens[0] < tokens[1] else 0):

@@ -84,7 +84,6 @@ def _compiler() -> tuple[str, ...]:
 
 @cache
 def _sources() -> bytes:
-    here = Path(__file__).parent
-    files = [templates_dir() / TEMPLATE, *(here / f"{name}.py" for name in ("kernels", "lines", "primitives", "tables",
-             "target"))]  # fmt: skip
+    here, names = Path(__file__).parent, ("cache", "kernels", "lines", "primitives", "tables", "target")
+    files = [templates_dir() / TEMPLATE, *(here / f"{name}.py" for name in names)]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).digest()

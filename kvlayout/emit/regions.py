@@ -10,11 +10,16 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from kvlayout.emit.target import LINE
 from kvlayout.errors import Problem, SubmitError, problem, shown
 
-__all__ = ["Region", "clash", "flat", "region"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Region", "clash", "flat", "lines_of", "region"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,15 @@ def flat(buffer: object, where: str, *, writable: bool) -> Region:
     if total is None:
         raise SubmitError(_wrong("KVL608", where, "the buffer has gaps", "contiguous bytes", _described(found)))
     return Region(found.address, 1, total, total, found.owner)
+
+
+def lines_of(rows: int, nbytes: int) -> NDArray[np.uint8]:
+    """New memory, uint8 (rows, nbytes), that begins at a cache line, as every engine's pool does."""
+    import numpy as np
+
+    raw = np.empty(rows * nbytes + LINE, np.uint8)
+    begin = -raw.__array_interface__["data"][0] % LINE
+    return raw[begin : begin + rows * nbytes].reshape(rows, nbytes)
 
 
 def clash(written: Sequence[tuple[str, Region]], read: Sequence[tuple[str, Region]]) -> tuple[str, str] | None:

@@ -130,7 +130,8 @@ def _array(ids: Any, where: str) -> NDArray[np.integer]:
     except Exception as error:  # whatever the object's own `__array__` raises
         raise _error("KVL604", where, "no block table", expected, f"{type(ids).__name__}: {error}") from None
     masked = np.ma.isMaskedArray(ids)  # what is masked is no id, and nobody says which page is meant
-    if masked or found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+    mixed = isinstance(ids, list | tuple) and any(isinstance(value, bool | np.bool_) for value in ids)
+    if masked or mixed or found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         got = f"{type(ids).__name__} of {found.dtype}, {found.ndim}-D"
         raise _error("KVL604", where, "no block table", expected, got)
     return found if found.size else found.astype(np.int64)

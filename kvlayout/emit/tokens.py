@@ -9,6 +9,7 @@ address is computed that the piece does not have.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import lcm
 from typing import NoReturn
 
 from kvlayout.algebra.nests import Nest, fold
@@ -46,13 +47,13 @@ class TokenCutter:
         if self._whole:
             self._refuse(piece, self.tokens)
         axis_name = dst.names[dst.block_axis]
-        axis = self.dst.page.axes[axis_name]
+        granule = lcm(*(side.page.axes[axis_name].granule for side in (self.src, self.dst)))
         units = dst.block_weight * self.group.dst_blocks
         bounds = []
         for token in (lo, hi):
             unit, rest = divmod(token * units, self.tokens)
-            if rest or unit % axis.granule:
-                self._refuse(piece, axis.granule * max(1, self.tokens // units))
+            if rest or unit % granule:
+                self._refuse(piece, granule * max(1, self.tokens // units))
             bounds.append(unit)
         shift = tuple(
             self.src.origin(piece.src_rank, name) - self.dst.origin(self.rank, name) for name in dst.names[:-1]

@@ -99,18 +99,24 @@ class TransferPlan:
                 return group
         raise KeyError(f"no group '{name}'; the plan has {', '.join(g.name for g in self.groups)}")
 
-    def entries(self, name: str) -> Iterator[Entry]:
-        """Every (destination rank, source stage) of a group that shares layers, in ascending order."""
+    def entries(self, name: str, rank: int | None = None, layer: int | None = None) -> Iterator[Entry]:
+        """Every (destination rank, source stage) of a group that shares layers, in ascending order.
+
+        `rank`, `layer`: only those of this destination rank, and that have this layer.
+        """
         group = self.group(name)
         src, dst = self.document.plan.src, self.document.plan.dst
         shared: dict[int, dict[int, list[int]]] = {}  # layers by destination stage and source stage, all ascending
-        for layer, a, b in zip(group.layers, _stage_of_layers(src, group), _stage_of_layers(dst, group), strict=True):
-            shared.setdefault(b, {}).setdefault(a, []).append(layer)
+        for held, a, b in zip(group.layers, _stage_of_layers(src, group), _stage_of_layers(dst, group), strict=True):
+            shared.setdefault(b, {}).setdefault(a, []).append(held)
         for dst_stage, sources in shared.items():
             for moves in group.ranks:
-                rank = dst_stage * dst.stage_ranks + moves.rank
+                to = dst_stage * dst.stage_ranks + moves.rank
+                if rank is not None and rank != to:
+                    continue
                 for src_stage, layers in sources.items():
-                    yield Entry(group, rank, tuple(layers), src_stage * src.stage_ranks, moves.pieces)
+                    if layer is None or layer in layers:
+                        yield Entry(group, to, tuple(layers), src_stage * src.stage_ranks, moves.pieces)
 
     @property
     def staged(self) -> bool:
@@ -122,11 +128,7 @@ class TransferPlan:
 
         `layer` picks the entry where pipeline stages make several. LookupError when there is no such entry, or several.
         """
-        found = [
-            entry
-            for entry in self.entries(group)
-            if entry.rank == dst_rank and (layer is None or layer in entry.layers)
-        ]
+        found = list(self.entries(group, dst_rank, layer))
         if len(found) == 1:
             return found[0].runs()
         if found:
@@ -144,8 +146,7 @@ class TransferPlan:
         for group in self.groups:
             ranks = {
                 entry.first_src_rank + piece.src_rank
-                for entry in self.entries(group.name)
-                if entry.rank == dst_rank
+                for entry in self.entries(group.name, dst_rank)
                 for piece in entry.pieces
             }
             if ranks:

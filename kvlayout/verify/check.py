@@ -14,7 +14,7 @@ from kvlayout.plan.artifact import Document, Group, Piece, Plan, RankMoves, seal
 from kvlayout.verify.convertible import layer_problems, page_problems, paired_fields, pairing_problems
 from kvlayout.verify.coverage import Uncovered, first_uncovered
 from kvlayout.verify.owned import owned_boxes
-from kvlayout.verify.resolve import Box, Fault, resolve
+from kvlayout.verify.resolve import Box, Fault, Part, resolve
 from kvlayout.verify.sides import Address, SideView, Vector
 from kvlayout.verify.verdict import Finding, Verdict, Witness, verdict_of
 
@@ -92,7 +92,7 @@ class _GroupChecker:
     def __init__(self, where: str, group: Group, src: SideView, dst: SideView) -> None:
         self.where, self.group, self.src, self.dst = where, group, src, dst
         self.pieces = self.fields = 0
-        self._resolved: dict[tuple[object, ...], list[Box] | Fault] = {}
+        self._resolved: dict[tuple[object, ...], list[Part] | Fault] = {}
         self._covered: dict[tuple[object, ...], tuple[Vector, int] | None] = {}
 
     def findings(self) -> list[Finding]:
@@ -140,7 +140,7 @@ class _GroupChecker:
                 found.append(finding)
         return found + idle
 
-    def _piece(self, rank: int, piece: Piece, paired: list[str]) -> list[Box] | Fault:
+    def _piece(self, rank: int, piece: Piece, paired: list[str]) -> list[Part] | Fault:
         if not 0 <= piece.src_rank < self.src.parallel.stage_ranks:
             return Fault("source", piece.dst_offset, f"there is no source rank {piece.src_rank}")
         if not 0 <= piece.src_block < self.group.src_blocks:

@@ -14,7 +14,7 @@ from typing import Literal
 from kvlayout.plan.artifact import Piece
 from kvlayout.verify.sides import Address, Vector
 
-__all__ = ["Box", "Fault", "resolve"]
+__all__ = ["Box", "Fault", "Part", "resolve"]
 
 MAX_PARTS = 20_000
 """Parts that one piece may fall into before the checker gives up, saying so."""
@@ -27,16 +27,19 @@ _Loop = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A part of a piece on which nothing carries: destination digits of its first byte, and (count, digit steps).
-
-    `at`, `strides`: the same part in bytes (source and destination of the first one, strides of each loop), for those
-    who move a part of a proved piece; the proof does not look at them.
-    """
+    """A part of a piece on which nothing carries: destination digits of its first byte, and (count, digit steps)."""
 
     start: Vector
     loops: tuple[tuple[int, Vector], ...]
-    at: tuple[int, int] = field(default=(0, 0), compare=False, repr=False)
-    strides: tuple[tuple[int, int], ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Part(Box):
+    """A box, and the bytes that it is: source and destination of the first one, and (source, destination) strides of
+    each loop. The proof needs the box alone; who moves a part of a proved piece needs the bytes."""
+
+    at: tuple[int, int] = field(repr=False)
+    strides: tuple[tuple[int, int], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,12 @@ class Fault:
     message: str
 
 
-def resolve(piece: Piece, src: Address, dst: Address, shift: Vector) -> list[Box] | Fault:
+def resolve(piece: Piece, src: Address, dst: Address, shift: Vector) -> list[Part] | Fault:
     """The boxes of a piece, or the first fault.
 
     `shift`: by axis, the source rank's origin less the destination rank's, in global units; byte axis 0.
     """
-    boxes: list[Box] = []
+    boxes: list[Part] = []
     moves: list[tuple[int, int, tuple[_Loop, ...]]] = []
     loops = (*piece.loops, (piece.nbytes, 1, 1))
     if any(count < 1 for count, _, _ in loops):
@@ -84,7 +87,7 @@ def resolve(piece: Piece, src: Address, dst: Address, shift: Vector) -> list[Box
             if fault is not None:
                 return fault
             steps = tuple((count, dst.step(ds)) for count, _, ds in loops)
-            boxes.append(Box(starts[1], steps, (src_at, dst_at), tuple((ss, ds) for _, ss, ds in loops)))
+            boxes.append(Part(starts[1], steps, (src_at, dst_at), tuple((ss, ds) for _, ss, ds in loops)))
         else:
             moves += _split(src_at, dst_at, loops, *cut)
         if len(boxes) + len(moves) > MAX_PARTS:

@@ -24,9 +24,10 @@ import numpy as np
 
 import kvlayout
 from kvlayout import Engine
+from kvlayout.cli.bench import interleaving, page_bytes
 from kvlayout.data import specs_dir
-from kvlayout.emit.bench import OURS, RUNS, Work, aligned, measured
-from kvlayout.ir import span
+from kvlayout.emit.bench import OURS, RUNS, Work, measured
+from kvlayout.emit.regions import lines_of
 
 HERE = Path(__file__).parent
 
@@ -43,6 +44,10 @@ def main() -> None:
     small_call()
     hybrid(options.rounds)
     compiling()
+
+
+def work_of(run: int, nbytes: int, threads: int = 1) -> Work:
+    return Work(interleaving(run, page_bytes(run, nbytes)), nbytes, threads)
 
 
 def cached(rounds: int) -> None:
@@ -63,7 +68,7 @@ def cached(rounds: int) -> None:
     print("one thread, destinations in cache: kernels GB/s, and how many times faster than a memcpy loop in C")
     for kib in (256, 1024):
         for run in (r for r in RUNS if 4 * r <= kib << 10):
-            work = Work(run, kib << 10)
+            work = work_of(run, kib << 10)
             (name, theirs), ours = memcpy_loop(work), work.kernels_alone()
             found = measured(work, {OURS: ours, name: theirs}, rounds)
             print(f"  {kib:5} KiB, runs of {run:7}: {found.speed(OURS):6.2f} {found.ratio(OURS, name):6.2f}")
@@ -81,7 +86,7 @@ def compiled_c() -> Any:
 def two_threads(mib: int, rounds: int) -> None:
     print(f"two threads, destination of {mib} MiB: kvlayout GB/s, the machine's own two-thread copy, ratio")
     for run in (512, 4096, 131072):
-        work = Work(run, mib << 20, threads=2)
+        work = work_of(run, mib << 20, threads=2)
         found = measured(work, {OURS: lambda work=work: work.move(work.blocks), "own": both_halves(work)}, rounds)
         print(
             f"  {run:9} {found.speed(OURS):6.2f} {found.speed('own'):6.2f} {found.ratio(OURS, 'own'):6.2f}", flush=True
@@ -104,14 +109,14 @@ def both_halves(work: Work) -> Callable[[], None]:
 
 def one_page(rounds: int) -> None:
     """A call of one page alone has nothing to move beside it."""
-    work = Work(16384, 64 << 20, page=64 << 20)
+    work = Work(interleaving(16384, 64 << 20), 64 << 20)
     found = measured(work, {OURS: lambda: work.move(work.blocks), "numpy.copyto": work.contiguous()}, rounds)
     print(f"one page of 64 MiB alone, runs of 16384: {found.ratio(OURS, 'numpy.copyto'):.2f} of one contiguous copy")
 
 
 def small_call() -> None:
     """One small page through a bound move: the time of a call."""
-    work = Work(128, 4096)
+    work = work_of(128, 4096)
     blocks = {name: (src[:1], dst[:1]) for name, (src, dst) in work.blocks.items()}
     for _ in range(1000):
         work.move(blocks)
@@ -134,7 +139,7 @@ def hybrid(rounds: int) -> None:
         blocks[name] = rng.permutation(rows[name])[:count], rng.permutation(rows[name])[:count]
 
     def pool(group: Any, page: Any) -> dict[int, Any]:
-        made = {layer: aligned(rows[group.name], span(page.tree)) for layer in group.layers}
+        made = {layer: lines_of(rows[group.name], page.nbytes) for layer in group.layers}
         for each in made.values():
             each[:] = 1
         return made

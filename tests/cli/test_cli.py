@@ -396,6 +396,6 @@ def test_bench_copy(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def too_much(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("kvlayout.emit.bench.measure", too_much)
+    monkeypatch.setattr("kvlayout.emit.bench.measured", too_much)
     code, _, err = run(*small)
     assert code == 2 and "smaller --mib" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import threading
 import time
@@ -135,6 +136,23 @@ def test_a_kernel_moves_one_layer(case: Case) -> None:
         assert np.array_equal(case.dst["attention"][layer], wanted["attention"][layer])
 
 
+@pytest.mark.parametrize("of", [list, lambda ids: np.array(ids, np.uint64)])
+def test_ids_before_and_behind_an_interval_are_not_looked_at(case: Case, of: Callable[[list[int]], Any]) -> None:
+    """Nor changed: the tables are the caller's."""
+    wanted = case.expected((8, 11))
+    src, dst = of([2**60, 2**60, 0, 2**60]), of([2**60, 5, 2**60])
+    before = list(src), list(dst)
+    case.bind()({**case.blocks, "attention": (src, dst)}, tokens=(8, 11))
+    equal(case, wanted)
+    assert (list(src), list(dst)) == before
+
+
+def test_a_reader_decides_which_stores_are_taken() -> None:
+    most = calls._streaming_from()
+    assert [calls.streams("any", nbytes) for nbytes in (0, most - 1, most, 1 << 40)] == [False, False, True, True]
+    assert calls.streams("device", 0) and not calls.streams("cpu", 1 << 40)
+
+
 def test_tables_need_only_cover_the_tokens(case: Case) -> None:
     case.bind()({"attention": ([3, 1, 0], [2, 5]), "state": ([], [])}, tokens=(0, 10))
     short = {"attention": ([3, 1], [2, 5]), "state": ([], [])}
@@ -250,6 +268,9 @@ def test_layers_that_alternate_in_one_allocation(case: Case) -> None:
         ({"attention": ([True, False], [0]), "state": ([0], [0])}, "KVL604", "integers"),
         ({"attention": (np.ma.array([0, 1], mask=[1, 0]), [0]), "state": ([0], [0])}, "KVL604", "integers"),
         ({"attention": (np.ma.array([0] * 99, mask=True), [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": ([True, 2], [0]), "state": ([0], [0])}, "KVL604", "integers"),
+        ({"attention": (np.array([0.0, 1.0]), [0]), "state": ([0], [0])}, "KVL604", "float64"),
+        ({"attention": (np.array([False, True]), [0]), "state": ([0], [0])}, "KVL604", "bool"),
         ({"attention": (Refuses(), [0]), "state": ([0], [0])}, "KVL604", "not today"),
         ({"attention": ([0, 1], [0]), "state": ([8], [0])}, "KVL605", "source ids[0]"),
         ({"attention": ([0, 1], [-1]), "state": ([0], [0])}, "KVL605", "destination ids[0]"),
@@ -412,13 +433,19 @@ def test_a_swizzle_is_cut_at_any_token_and_a_granule_is_not(tmp_path: Path) -> N
         "axes: {token: {size: block, grows: block, granule: 4}}, "
         "page: [{array: token, of: {field: k, bytes: 2, tag: bfloat16}}]}}}"
     )
-    plan = kvlayout.slice_for_tp_transfer(kvlayout.load(path), Engine(), Engine())
-    src, dst = np.ones((1, 32), np.uint8), np.zeros((1, 32), np.uint8)
-    kernel = kvlayout.kernel(plan, "cache", dst_rank=0)
-    assert "multiples of 4 tokens" in refused("KVL607", lambda: kernel({0: src}, dst, [0], [0], tokens=(0, 6)))
-    assert not dst.any()
-    kernel({0: src}, dst, [0], [0], tokens=(4, 12))
-    assert dst.tolist() == [[0] * 8 + [1] * 16 + [0] * 8]
+    whole = kvlayout.load(path)
+    path.write_text(path.read_text().replace("granule: 4", "granule: 1"))
+    for a, b in ((whole, whole), (whole, kvlayout.load(path)), (kvlayout.load(path), whole)):  # on either side
+        plan = kvlayout.slice_for_tp_transfer(a, Engine(), Engine(), b)
+        src, dst = np.ones((1, 32), np.uint8), np.zeros((1, 32), np.uint8)
+        kernel = kvlayout.kernel(plan, "cache", dst_rank=0)
+        cut = functools.partial(kernel, {0: src}, dst, [0], [0], tokens=(0, 6))
+        assert "multiples of 4 tokens" in refused("KVL607", cut)
+        with pytest.raises(ValueError, match="granule of 4"):
+            interpret(plan, "cache", 0, {0: src}, dst, [0], [0], (0, 6))
+        assert not dst.any()
+        kernel({0: src}, dst, [0], [0], tokens=(4, 12))
+        assert dst.tolist() == [[0] * 8 + [1] * 16 + [0] * 8]
 
 
 def test_long_tables_are_copied_before_they_are_checked() -> None:

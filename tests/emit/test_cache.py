@@ -356,7 +356,7 @@ def test_a_key_is_that_of_everything_that_decides_machine_code(monkeypatch: pyte
     """Another template, primitive, compiler or CPU is another kernel."""
     shape, read = Shape("1", "lines"), Path.read_bytes
     keys = [kernels._key(shape), kernels._key(Shape("2", "lines"))]
-    for name in ("kernel.py.j2", "kernels.py", "lines.py", "primitives.py", "tables.py", "target.py"):
+    for name in ("kernel.py.j2", "cache.py", "kernels.py", "lines.py", "primitives.py", "tables.py", "target.py"):
         with monkeypatch.context() as patch:
             patch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b" " * (path.name == name))
             kernels._sources.cache_clear()
@@ -372,5 +372,5 @@ def test_a_key_is_that_of_everything_that_decides_machine_code(monkeypatch: pyte
             kernels._compiler.cache_clear()
             keys.append(kernels._key(shape))
     kernels._compiler.cache_clear()
-    assert len(set(keys)) == len(keys) == 11
+    assert len(set(keys)) == len(keys) == 12
     assert kernels._key(shape) == keys[0]

@@ -103,8 +103,6 @@ def cut_points(plan: TransferPlan, rng: Random, templates: int) -> tuple[int, in
         grows = [axis for axis in group.dst.axes.values() if axis.grows]
         if not grows or group.dst.block is None:
             continue
-        if any(axis.granule > 1 for axis in (*grows, *(a for a in group.src.axes.values() if a.grows))):
-            return None
         ways = plan.document.plan.dst.cp if any(axis.shard == "cp" for axis in grows) else 1
         step = max(max(1, group.dst.block // axis.size) for axis in grows)
         if any(group.dst.block % axis.size and axis.size % group.dst.block for axis in grows):
@@ -133,12 +131,12 @@ def test_random_plans_move_what_the_interpreter_moves(size: Size, capsys: pytest
     def run(drawn: Plan, seed: int) -> None:
         rng = Random(seed)
         plan = transfer(drawn)
-        rank = rng.randrange(drawn.dst.stage_ranks)
-        templates = rng.choice([1, 2, 9])
+        rank = rng.randrange(drawn.dst.stage_ranks * max(1, len(drawn.dst.stages)))
+        templates = rng.choice([1, 2, 9, 19])
         memory = Memory(plan, rank, rng, templates)
         reader: Any = rng.choice(["any", "cpu", "device"])
         move = kvlayout.bind(
-            plan, dst_rank=rank, src=memory.src, dst=memory.dst, reader=reader, threads=rng.choice([1, 1, 2])
+            plan, dst_rank=rank, src=memory.src, dst=memory.dst, reader=reader, threads=rng.choice([1, 1, 2, 3])
         )
         tokens = cut_points(plan, rng, templates) if rng.random() < 0.5 else None
         try:
@@ -152,10 +150,14 @@ def test_random_plans_move_what_the_interpreter_moves(size: Size, capsys: pytest
             return
         if rng.random() < 0.4:
             before = {key: whole(memory.dst[key[0]][key[1]]) for key in wanted}
-            packed = move.pack(memory.blocks, tokens)
+            packed = {}
+            for source in memory.src:  # each sender has its own memory alone
+                sender = kvlayout.bind(plan, dst_rank=rank, src={source: memory.src[source]}, reader=reader)
+                packed |= sender.pack({name: (src, None) for name, (src, _) in memory.blocks.items()}, tokens)
             memory.holds(before)
             assert {source: len(each) for source, each in packed.items()} == move.packed_bytes(memory.blocks, tokens)
-            move.unpack(packed, memory.blocks, tokens)
+            receiver = kvlayout.bind(plan, dst_rank=rank, dst=memory.dst, reader=reader)
+            receiver.unpack(packed, {name: (None, dst) for name, (_, dst) in memory.blocks.items()}, tokens)
             tally["packed"] += 1
         else:
             move(memory.blocks, tokens)
@@ -171,3 +173,4 @@ def test_random_plans_move_what_the_interpreter_moves(size: Size, capsys: pytest
     assert len(cache.compiled) == before
     assert set(kernels._loaded) == set(SHAPES)
     assert tally["plans"] + tally["refused to cut"] >= wanted * 9 // 10
+    assert min(tally[each] for each in ("packed", "with tokens", "any", "cpu", "device")) >= wanted // 20
