@@ -17,7 +17,7 @@ from kvlayout.errors import SubmitError, problem
 from kvlayout.ir import Parallel
 from kvlayout.plan.artifact import Group, Piece
 from kvlayout.verify.resolve import Fault, resolve
-from kvlayout.verify.sides import SideView
+from kvlayout.verify.sides import SideView, paired_views
 
 __all__ = ["TokenCutter"]
 
@@ -33,7 +33,7 @@ class TokenCutter:
 
     def __init__(self, group: Group, src: Parallel, dst: Parallel, rank: int) -> None:
         self.group, self.rank = group, rank
-        self.src, self.dst = SideView(group.src, src), SideView(group.dst, dst)
+        self.src, self.dst = paired_views(SideView(group.src, src), SideView(group.dst, dst))
         per_block = self.dst.tokens
         self.tokens = None if per_block is None else per_block * group.dst_blocks
         self._whole = any(

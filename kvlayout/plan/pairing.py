@@ -2,13 +2,15 @@
 
 Two fields convert when name, atom bytes and tag agree; `any` bytes move when the other side has the same name and
 bytes, and are left alone otherwise. Everything else that one side lacks is refused by name, because a page that is
-filled only in part is a wrong page. Fields that lie beside each other on both sides, under the same digits, are
-coalesced into one: then they move in one run.
+filled only in part is a wrong page. Elements that both sides keep in one order, without a gap, are widened into one
+atom, and fields that lie beside each other on both sides, under the same digits, are coalesced into one: then they move
+in one run, however finely a spec declares them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import lcm
 
 from kvlayout.errors import PlanRefused, Problem, problem
@@ -92,7 +94,8 @@ def pair_pages(where: str, src: Page, src_parallel: Parallel, dst: Page, dst_par
     if not pairs:
         raise PlanRefused(problem("KVL501", where, "the two pages have no field in common"))
     src_blocks, dst_blocks = _template(where, pairs, src, src_parallel, dst, dst_parallel)
-    return Pair(_coalesced(pairs, buffer_starts(src), buffer_starts(dst)), axes, src_blocks, dst_blocks)
+    widened = [_widened(ours, theirs, axes) for ours, theirs in pairs]
+    return Pair(_coalesced(widened, buffer_starts(src), buffer_starts(dst)), axes, src_blocks, dst_blocks)
 
 
 def _is_any(a: Leaf, b: Leaf) -> bool:
@@ -175,6 +178,30 @@ def _template(
             )
         )
     return span // src_tokens, span // dst_tokens
+
+
+def _widened(src: Leaf, dst: Leaf, axes: Mapping[str, tuple[Axis, Axis]]) -> tuple[Leaf, Leaf]:
+    """The two leaves with every innermost axis that is a dense row of atoms on both sides made part of the atom.
+
+    Such an axis is whole on every rank, in its own order, and the atoms lie side by side: nothing will ever cut it.
+    """
+    whole = {
+        name: axes[name][0].size
+        for name in dst.axes
+        if not any(axis.shard or axis.grows or axis.common for axis in axes[name])
+    }
+    gone = {name for name, size in whole.items() if size == 1}
+    src_digits, dst_digits, nbytes = src.digits, dst.digits, dst.nbytes
+    while src_digits and dst_digits and src_digits[-1] == dst_digits[-1]:
+        name, weight, count, stride = dst_digits[-1]
+        if (weight, count, stride) != (1, whole.get(name), nbytes):
+            break
+        src_digits, dst_digits, nbytes = src_digits[:-1], dst_digits[:-1], nbytes * count
+        gone.add(name)
+    return (
+        replace(src, nbytes=nbytes, axes=tuple(name for name in src.axes if name not in gone), digits=src_digits),
+        replace(dst, nbytes=nbytes, axes=tuple(name for name in dst.axes if name not in gone), digits=dst_digits),
+    )
 
 
 def _coalesced(

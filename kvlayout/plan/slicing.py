@@ -232,16 +232,17 @@ class GroupSlicer:
 def _check_side(where: str, side: str, page: Page, parallel: Parallel) -> None:
     """PlanRefused (unloadable) unless the ranks of a side together hold all of each field of its page."""
     for axes, field in {tuple(sorted(leaf.axes)): leaf.field for leaf in leaves(page.tree)}.items():
-        begins = [origins_of(where, name, page.axes[name], page.block, parallel) for name in axes]
-        found, needed = len(set(zip(*begins, strict=True))), prod(len(set(each)) for each in begins)
-        if axes and found != needed:
+        begins = {name: origins_of(where, name, page.axes[name], page.block, parallel) for name in axes}
+        dealt = {name: each for name, each in begins.items() if len(set(each)) > 1}
+        found, needed = len(set(zip(*dealt.values(), strict=True))), prod(len(set(each)) for each in dealt.values())
+        if dealt and found != needed:
             raise PlanRefused(
                 problem(
                     "KVL207",
                     where,
                     f"no rank of the {side} holds some of field '{field}'",
                     expected="each share of one axis together with each share of the other",
-                    got=f"{found} different shares on {parallel.stage_ranks} ranks, of axes {', '.join(axes)}",
+                    got=f"{found} different shares on {parallel.stage_ranks} ranks, of axes {', '.join(dealt)}",
                 ),
                 unloadable=True,
             )

@@ -15,7 +15,7 @@ from kvlayout.verify.convertible import layer_problems, page_problems, paired_fi
 from kvlayout.verify.coverage import Uncovered, first_uncovered
 from kvlayout.verify.owned import owned_boxes
 from kvlayout.verify.resolve import Box, Fault, Part, resolve
-from kvlayout.verify.sides import Address, SideView, Vector
+from kvlayout.verify.sides import Address, SideView, Vector, paired_views
 from kvlayout.verify.verdict import Finding, Verdict, Witness, verdict_of
 
 __all__ = ["Checker", "check_document", "check_plan"]
@@ -76,7 +76,7 @@ class Checker:
         problems = [*src_faults, *dst_faults] or list(pairing_problems(where, group, src_view, dst_view))
         if problems:
             return [Finding("refuted", each) for each in problems], 0, 0
-        checker = _GroupChecker(where, group, src_view, dst_view)
+        checker = _GroupChecker(where, group, *paired_views(src_view, dst_view))
         return checker.findings(), checker.pieces, checker.fields
 
     def _side(self, where: str, page: Page, parallel: Parallel) -> tuple[list[Problem], SideView]:

@@ -6,11 +6,13 @@ stretched to global units by asking where a unit lies, and offsets are decoded b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
 
 from kvlayout.ir import Leaf, Page, Parallel, buffer_starts, leaves
 
-__all__ = ["Address", "SideView", "Vector"]
+__all__ = ["Address", "SideView", "Vector", "paired_views"]
 
 Vector = tuple[int, ...]
 """One integer a digit, or one an axis."""
@@ -70,13 +72,55 @@ class Address:
 
 
 class SideView:
-    """One side of a group: its leaves by field, and where each rank's share of an axis begins."""
+    """One side of a group: its leaves by field, and where each rank's share of an axis begins.
 
-    def __init__(self, page: Page, parallel: Parallel) -> None:
+    `rows`: how many innermost axes of a field are read as bytes of its atom (see `paired_views`).
+    """
+
+    def __init__(self, page: Page, parallel: Parallel, rows: Mapping[str, int] | None = None) -> None:
         self.page = page
         self.parallel = parallel
-        self.leaves: dict[str, Leaf] = {leaf.field: leaf for leaf in leaves(page.tree)}
+        self.leaves: dict[str, Leaf] = {}
+        for leaf in leaves(page.tree):
+            if rows is not None and leaf.field in rows:
+                taken = list(self.solid(leaf))[: rows[leaf.field]]
+                names = {name for name, _ in taken}
+                leaf = replace(
+                    leaf,
+                    nbytes=leaf.nbytes * prod(count for _, count in taken),
+                    axes=tuple(name for name in leaf.axes if name not in names),
+                    digits=tuple(digit for digit in leaf.digits if digit[0] not in names),
+                )
+            self.leaves[leaf.field] = leaf
         self._addresses: dict[tuple[str, ...], Address | None] = {}
+        self._read_as: dict[tuple[tuple[str, int], ...], SideView] = {}
+
+    def solid(self, leaf: Leaf) -> Iterator[tuple[str, int]]:
+        """The axes of which a leaf's atoms are dense rows, innermost first: (axis, units).
+
+        A row is solid when each unit of the axis, in ascending order, begins where the one before it ends, and every
+        rank has all of them; then byte `b` of unit `u` is byte `u * atom + b` of the row.
+        """
+        end = leaf.nbytes
+        yield from ((name, 1) for name in sorted(leaf.axes) if self._unshared(name) and self.page.axes[name].size == 1)
+        for name, weight, count, stride in sorted(leaf.digits, key=lambda digit: digit[3]):
+            if not self._unshared(name) or (weight, count, stride) != (1, self.page.axes[name].size, end):
+                return
+            yield name, count
+            end *= count
+
+    def _unshared(self, name: str) -> bool:
+        axis = self.page.axes[name]
+        return axis.shard is None and not axis.grows and not axis.common
+
+    def reading(self, rows: dict[str, int]) -> SideView:
+        """This side with so many solid axes of each field read as bytes of its atom. Views are remembered."""
+        if not rows:
+            return self
+        key = tuple(sorted(rows.items()))
+        if key not in self._read_as:
+            self._read_as[key] = SideView(self.page, self.parallel, rows)
+        return self._read_as[key]
 
     @property
     def tokens(self) -> int | None:
@@ -181,3 +225,21 @@ class SideView:
         if count > low:
             parts.append((place(weight * low), count // low, stride * low))
         return parts
+
+
+def paired_views(src: SideView, dst: SideView) -> tuple[SideView, SideView]:
+    """Both sides with those rows of atoms read as one atom that are solid, and alike, on both.
+
+    Both sides then number the bytes of a row alike, so that moving byte k of it to byte k of it moves every atom to its
+    own place; and neighbouring fields of different element axes may be named by one piece.
+    """
+    rows: dict[str, int] = {}
+    for name, ours in dst.leaves.items():
+        theirs = src.leaves.get(name)
+        if theirs is None or theirs.nbytes != ours.nbytes:
+            continue
+        for a, b in zip(src.solid(theirs), dst.solid(ours), strict=False):
+            if a != b:
+                break
+            rows[name] = rows.get(name, 0) + 1
+    return src.reading(rows), dst.reading(rows)

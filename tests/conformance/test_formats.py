@@ -147,7 +147,7 @@ def test_examples_expand_to_the_oracles_pages(format: str, params: dict[str, Any
 
 
 ALSO_CALLED = {
-    "khead": ("k_head",), "kdim": ("k_dim",), "vhead": ("v_head",), "vdim": ("v_dim",),
+    "khead": ("k_head",), "kdim": ("k_dim", "kdim"), "vhead": ("v_head",), "vdim": ("v_dim", "vdim"),
     "hdim": ("hdim", "k_dim", "v_dim"), "state": ("state", "token"),
 }  # fmt: skip
 """What the oracle calls an axis, where it has another name for it."""

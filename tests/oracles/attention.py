@@ -31,8 +31,8 @@ def gqa(p: Params, side: Side) -> Page:
     """
     heads, (tokens, span) = kv_heads(p["num_kv_heads"], side), states(side)
     H, N, h, t, cell = _local(heads, tokens, side)
-    kb = p["head_size"] * SIZES[p["dtype"]]
-    vb = p.get("head_size_v", p["head_size"]) * SIZES[p["dtype"]]
+    size, hs_k, hs_v = SIZES[p["dtype"]], p["head_size"], p.get("head_size_v", p["head_size"])
+    kb, vb = hs_k * size, hs_v * size
     match p.get("kv_packing", "content"), side.heads_outer:
         case "content", _:
             k, v = cell * (kb + vb), cell * (kb + vb) + kb
@@ -43,8 +43,8 @@ def gqa(p: Params, side: Side) -> Page:
         case packing, _:
             raise ValueError(f"kv_packing {packing}")
     fields = {
-        "k": field(kb, p["dtype"], [heads, tokens], k),
-        "v": field(vb, p["dtype"], [heads, tokens], v),
+        name: field(size, p["dtype"], [heads, tokens, whole(axis, hs)], at[:, :, None] + np.arange(hs) * size)
+        for name, axis, hs, at in (("k", "kdim", hs_k, k), ("v", "vdim", hs_v, v))
     }
     return Page(fields, H * N * (kb + vb), span)
 

@@ -41,8 +41,8 @@ LFM2 = {"conv_dim": 2048, "conv_kernel": 3, "conv_dtype": "bfloat16"}
 
 
 def at(part: Field, **coords: int) -> int:
-    """Byte offset of the atom at these global coordinates."""
-    want = [coords[name] for name in part.coords]
+    """Byte offset of the atom at these global coordinates; of elements inside a head, of the first."""
+    want = [coords.get(name, 0) if name in ("kdim", "vdim") else coords[name] for name in part.coords]
     (hit,) = part.where[(part.where[:, :-1] == want).all(axis=1)]
     return int(hit[-1])
 
@@ -88,7 +88,8 @@ def test_gqa_content_packs_k_and_v_of_a_head_and_token() -> None:
     tokens_outer = positions("gqa", params, {"tp": 2, "block": 4, "order": "NHD"}, 1)
     assert at(tokens_outer["v"], head=5, token=3) == (3 * 4 + 1) * 640 + 384
     assert page_bytes("gqa", params, {"tp": 2, "block": 4}) == 4 * 4 * 640
-    assert (heads_outer["k"].atom, heads_outer["v"].atom) == (384, 256)
+    assert at(heads_outer["k"], head=5, token=3, kdim=191) == (1 * 4 + 3) * 640 + 191 * 2
+    assert (heads_outer["k"].atom, heads_outer["v"].atom) == (2, 2)
 
 
 def test_gqa_planes() -> None:

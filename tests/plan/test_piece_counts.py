@@ -56,6 +56,15 @@ def test_pieces_do_not_grow_with_tokens(
     assert len(counts) == 1
 
 
+def test_elements_cost_no_pieces() -> None:
+    """K and V of a record lie along axes of their own, and are one piece where nothing comes between them."""
+    whole = plan_of("gqa", GQA, {"tp": 2}, {"tp": 2})
+    assert [(p.fields, p.nbytes, p.loops) for p in whole.groups[0].ranks[0].pieces] == [(("k", "v"), 4 * 16 * 512, ())]
+    for head_size in (1, 2, 128):
+        order = plan_of("gqa", {**GQA, "head_size": head_size}, {"tp": 2, "order": "NHD"}, {"tp": 4})
+        assert {(p.fields, p.nbytes) for p in order.groups[0].ranks[0].pieces} == {(("k", "v"), 4 * head_size)}
+
+
 def test_pieces_do_not_grow_with_channels() -> None:
     counts = set()
     for width in (64, 4096):
