@@ -29,8 +29,8 @@ def cli() -> None:
     """Declare how engines lay out KV cache and state pages; get transfer plans that are proved correct.
 
     An ENGINE is a YAML file, or words as tp=4,order=NHD,block=64,attention.scale_layout=sm100: tp pp dcp pcp (1),
-    interleave (1), stages, block (16), order (LBHNC or HND, LBNHC or NHD), conv (DS, SD), spec_tokens (0), page, family
-    (plain), kv_dtype (auto); GROUP.KEY=VALUE overrides one group.
+    interleave (1), stages, block (16), kernel_block, order (LBHNC or HND, LBNHC or NHD), conv (DS, SD), spec_tokens
+    (0), page, family (plain), kv_dtype (auto); GROUP.KEY=VALUE overrides one group.
 
     Exit codes: 0 all proved; 1 findings, or a refused plan; 2 wrong usage, unreadable input or nothing to do; 101 a
     fault of kvlayout itself.

@@ -54,6 +54,14 @@ TABLE: tuple[Rule, ...] = (
         "other heads, some tokens of a head are on no rank.",
     ),
     Rule(
+        "KVL208",
+        "a block that is not made of kernel blocks",
+        "Choose a kernel_block that divides the block, or none; none for a padded page, and for a page of which a part "
+        "does not grow with the tokens.",
+        "Kernels find a tile at a multiple of its bytes from where the block begins; a pad, a field beside the tiles "
+        "or a broken tile would be read as tokens.",
+    ),
+    Rule(
         "KVL501",
         "a field has no counterpart on the other side",
         "Describe the same fields on both sides; bytes without a meaning have the tag any.",

@@ -24,7 +24,11 @@ ORDERS: dict[str, str] = {
 
 FAMILIES = ("plain",)
 
-_INTEGERS = {"tp": 1, "pp": 1, "dcp": 1, "pcp": 1, "interleave": 1, "block": 1, "spec_tokens": 0, "page": 1}
+_INTEGERS = {
+    "tp": 1, "pp": 1, "dcp": 1, "pcp": 1, "interleave": 1, "block": 1, "kernel_block": 1, "spec_tokens": 0,
+    "page": 1,
+}  # fmt: skip
+_OPTIONAL = ("block", "kernel_block", "page")
 MAX_INTEGER = 2**40
 MAX_RANKS = 4096
 """Ranks of one pipeline stage (tp * pcp), which all have moves of their own in a plan."""
@@ -40,7 +44,7 @@ _WORD = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 DEFAULT_BLOCK = 16
 """Tokens a block where neither the engine nor the group says so."""
 
-OVERRIDABLE = ("format", "block", "order", "conv", "page", "spec_tokens")
+OVERRIDABLE = ("format", "block", "kernel_block", "order", "conv", "page", "spec_tokens")
 _CHOICES: dict[str, dict[str, str]] = {
     "order": ORDERS, "conv": {"DS": "DS", "SD": "SD"}, "family": {name: name for name in FAMILIES},
 }  # fmt: skip
@@ -52,6 +56,8 @@ class Engine:
 
     `tp`, `pp`, `dcp`, `pcp`: parallel sizes. `interleave`: consecutive tokens that one context-parallel rank takes.
     `stages`: layers per pipeline stage (`12+12+8`). `block`: tokens per block; None means 16, or what a group says.
+    `kernel_block`: tokens of the tiles that a block's page is made of, where kernels index smaller blocks than the
+    block manager; None means the block itself.
     `order`: LBHNC (heads outside tokens) or LBNHC. `conv`: DS or SD. `spec_tokens`: speculative tokens, which
     lengthen convolution windows. `page`: final bytes of a page on a rank. `family`: an engine family's own size
     rules. `kv_dtype`: the engine's cache dtype word. `groups`: overrides by group, as `{"attention": {"block": 64}}`;
@@ -67,6 +73,7 @@ class Engine:
     interleave: int = 1
     stages: str | None = None
     block: int | None = None
+    kernel_block: int | None = None
     order: str = "LBHNC"
     conv: str = "DS"
     spec_tokens: int = 0
@@ -215,7 +222,7 @@ class _Check:
     def words(self, words: dict[str, Any]) -> None:
         """The words of the whole engine."""
         for name in _INTEGERS:
-            if words[name] is not None or name not in ("block", "page"):
+            if words[name] is not None or name not in _OPTIONAL:
                 self._integer(name, name, words[name])
         for name in _CHOICES:
             words[name] = self._choice(name, name, words[name])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from kvlayout.errors import MAX_PROBLEMS, PlanRefused, SpecError, one_of, problem
-from kvlayout.ir import Array, Axis, Bytes, Node, Page, Struct, page_faults, span
+from kvlayout.ir import Array, Axis, Bytes, Node, Page, Struct, leaves, page_faults, span
 from kvlayout.ir.invariants import MAX_BYTES, extent_on_rank
 from kvlayout.spec.expr import Expr, canonical_tag
 from kvlayout.spec.grammar import (
@@ -30,9 +32,10 @@ __all__ = ["expand"]
 _At = tuple[str | int, ...]
 
 
-def expand(scope: Scope, tp: int, block: int, page_bytes: int | None, page_where: str) -> Page:
+def expand(scope: Scope, tp: int, tiles: int, page_bytes: int | None, page_where: str) -> Page:
     """The page of one rank.
 
+    `tiles`: kernel blocks that the page is made of, one after the other, each laid out as a page of `scope`'s block.
     `page_bytes`: final size that an engine asks for, None for the tree's own; `page_where` speaks of it in errors.
     Raises SpecError for a wrong spec and PlanRefused (unloadable) for a side that cannot exist.
     """
@@ -45,10 +48,16 @@ def expand(scope: Scope, tp: int, block: int, page_bytes: int | None, page_where
         tree = _packed([part for _, part in parts])
     else:
         tree = builder.node(page, ("page",))
+    axes, block = builder.axes, None
+    if any(axis.grows for axis in axes.values()):
+        block = int(scope.values["block"]) * tiles
+        if tiles > 1:
+            if page_bytes not in (None, span(tree) * tiles):
+                raise _no_tiles(page_where, "a padded page")
+            tree, axes = _tiled(tree, axes, tiles, page_where, bool(buffers))
     if page_bytes is not None:
         tree = _padded(scope, tree, page_bytes, page_where, bool(buffers))
-    grows = any(axis.grows for axis in builder.axes.values())
-    built = Page(tree, builder.axes, block if grows else None, buffers)
+    built = Page(tree, axes, block, buffers)
     faults = page_faults(built, tp)
     if faults:
         raise SpecError(
@@ -62,6 +71,31 @@ def expand(scope: Scope, tp: int, block: int, page_bytes: int | None, page_where
             ]
         )
     return built
+
+
+def _tiled(tree: Node, axes: dict[str, Axis], tiles: int, where: str, buffers: bool) -> tuple[Node, dict[str, Axis]]:
+    """A page of kernel blocks: a manager's block is so many pages of the kernel's block, one after the other.
+
+    Where tokens are outermost anyway, the two digits of the token are one: such a page is the same bytes.
+    """
+    growing = [name for name, axis in axes.items() if axis.grows]
+    whole = [leaf.field for leaf in leaves(tree) if not set(growing) & {*leaf.axes}]
+    if buffers:
+        raise _no_tiles(where, "a page in several buffers")
+    if whole or len(growing) != 1:
+        raise _no_tiles(where, f"a page whose field '{whole[0]}' no token cuts" if whole else "a page that grows twice")
+    name = growing[0]
+    axis = axes[name]
+    axes = {**axes, name: replace(axis, size=axis.size * tiles)}
+    if isinstance(tree, Array) and tree.axis == name and tree.weight * tree.count == axis.size:
+        return replace(tree, count=tree.count * tiles), axes
+    return Array(name, axis.size, tiles, span(tree), tree), axes
+
+
+def _no_tiles(where: str, what: str) -> PlanRefused:
+    return PlanRefused(
+        problem("KVL208", where, f"{what} is not made of kernel blocks", expected="no kernel_block"), unloadable=True
+    )
 
 
 def _padded(scope: Scope, tree: Node, page_bytes: int, where: str, buffers: bool) -> Node:

@@ -47,8 +47,8 @@ __all__ = [
 ]
 
 ENGINE_WORDS: tuple[str, ...] = (
-    "tp", "pp", "dcp", "pcp", "interleave", "stages", "block", "order", "conv", "spec_tokens", "page", "family",
-    "kv_dtype",
+    "tp", "pp", "dcp", "pcp", "interleave", "stages", "block", "kernel_block", "order", "conv", "spec_tokens", "page",
+    "family", "kv_dtype",
 )  # fmt: skip
 """The words of an engine; no group may be named like one of them."""
 
@@ -343,6 +343,7 @@ class EngineFile(BaseModel):
     interleave: int | None = None
     stages: str | int | None = None
     block: int | None = None
+    kernel_block: int | None = None
     order: str | None = None
     conv: str | None = None
     spec_tokens: int | None = None

@@ -47,6 +47,7 @@ class _Settled(NamedTuple):
     format: Format
     params: dict[str, int | str]
     words: dict[str, int | str]
+    tiles: int
     page_bytes: int | None
     places: dict[str, str]
 
@@ -75,14 +76,14 @@ class Spec:
 
         Raises SpecError for wrong overrides or a wrong spec, PlanRefused (unloadable) when no such engine exists.
         """
-        fmt, params, words, page_bytes, places = self._settled(group, engine)
-        key = fmt, tuple(sorted(params.items())), tuple(words.items()), page_bytes
+        fmt, params, words, tiles, page_bytes, places = self._settled(group, engine)
+        key = fmt, tuple(sorted(params.items())), tuple(words.items()), tiles, page_bytes
         page = self._pages.get(key)
         if page is None:
             where = f"engine '{engine}', group '{group.name}'"
             try:
                 scope = Scope(fmt, params, words, group.where if fmt is group.format else where, places)
-                page = expand(scope, engine.tp, int(words["block"]), page_bytes, where)
+                page = expand(scope, engine.tp, tiles, page_bytes, where)
             except PlanRefused as error:
                 side = f"group '{group.name}' on '{engine}': "
                 raise PlanRefused(
@@ -126,7 +127,11 @@ class Spec:
         words.update({key: value for key, value in overrides.items() if key in words and key in OVERRIDABLE})
         words["order"] = {"LBHNC": "HN", "LBNHC": "NH"}[str(words["order"])]
         page = overrides.get("page", engine.page)
-        return _Settled(fmt, params, words, None if page is None else int(page), places)
+        tiles = 1
+        kernel_block = overrides.get("kernel_block", engine.kernel_block)
+        if kernel_block is not None and any(axis.grows for axis in fmt.file.axes.values()):
+            words["block"], tiles = _tiles(where, int(words["block"]), int(kernel_block))
+        return _Settled(fmt, params, words, tiles, None if page is None else int(page), places)
 
     def check_engine(self, engine: Engine) -> None:
         """SpecError when the engine overrides a group that this spec does not have."""
@@ -171,6 +176,18 @@ def parallel_of(spec: Spec, engine: Engine) -> Parallel:
             unloadable=True,
         )  # fmt: skip
     return Parallel(engine.tp, engine.pcp, engine.dcp, engine.interleave, stages)
+
+
+def _tiles(where: str, block: int, kernel_block: int) -> tuple[int, int]:
+    """Tokens of a kernel block, and how many make a block. PlanRefused (unloadable) when no whole number does."""
+    tiles, rest = divmod(block, kernel_block)
+    if rest or not tiles:
+        raise PlanRefused(
+            problem("KVL208", where, "a block is not a whole number of kernel blocks",
+                    expected=f"a kernel_block that divides {block} tokens", got=f"kernel_block={kernel_block}"),
+            unloadable=True,
+        )  # fmt: skip
+    return kernel_block, tiles
 
 
 def _changed(
