@@ -98,7 +98,7 @@ def plan_pair(
             problems += error.problems
             unloadable = unloadable or error.unloadable
     if problems:
-        raise PlanRefused(problems, unloadable=unloadable)
+        raise PlanRefused(dict.fromkeys(problems), unloadable=unloadable)  # what is wrong with a side is said once
     return (planner or Planner()).plan(_where(src, dst), groups, *parallels)
 
 

@@ -200,7 +200,7 @@ def files_of(paths: Sequence[str]) -> list[Path]:
 
 def _is_ours(path: Path) -> bool:
     """Whether a file found in a folder is a spec or an artifact, and not an index, a table or a schema beside them."""
-    if path.name in ("index.json", "kv_dtypes.yaml") or not path.is_file():
+    if path.name in ("index.json", "kv_dtypes.yaml", "families.yaml") or not path.is_file():
         return False
     if path.suffix == ".json":
         with path.open("rb") as file:

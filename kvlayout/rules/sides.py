@@ -8,6 +8,13 @@ __all__ = ["TABLE"]
 
 TABLE: tuple[Rule, ...] = (
     Rule(
+        "KVL200",
+        "a format that an engine family has no page for",
+        "Name a format that the family stores, or describe the group's page in an inline page.",
+        "A family's rules say which bytes its engines keep in the place of a format; where they say nothing, a guess "
+        "would move wrong ones.",
+    ),
+    Rule(
         "KVL201",
         "more ranks than units of an axis that is never replicated",
         "Choose a tp that divides the axis.",
@@ -60,6 +67,14 @@ TABLE: tuple[Rule, ...] = (
         "does not grow with the tokens.",
         "Kernels find a tile at a multiple of its bytes from where the block begins; a pad, a field beside the tiles "
         "or a broken tile would be read as tokens.",
+    ),
+    Rule(
+        "KVL209",
+        "pages that an engine family cannot make equal",
+        "Choose another block size, tp or cache dtype; or give the groups blocks of their own in the spec, as a model "
+        "whose pages lie side by side has.",
+        "Groups that share block ids share a page size: smaller pages get more tokens or a pad, but rows of MLA are "
+        "indexed whole and cannot have one.",
     ),
     Rule(
         "KVL501",

@@ -22,7 +22,11 @@ ORDERS: dict[str, str] = {
 }  # fmt: skip
 """What each order is printed as: the layer and block axes lie in strides, not in pages."""
 
-FAMILIES = ("plain",)
+FAMILIES: dict[str, dict[str, str]] = {"plain": {}, "vllm@0.32": {}, "sglang@0.5": {"order": "LBNHC"}}
+"""The families, and the words whose default is another one than that of `Engine`."""
+
+COMPUTING = ("vllm@0.32",)
+"""Families that compute blocks and pages, so that nobody may name them."""
 
 _INTEGERS = {
     "tp": 1, "pp": 1, "dcp": 1, "pcp": 1, "interleave": 1, "block": 1, "kernel_block": 1, "spec_tokens": 0,
@@ -95,9 +99,9 @@ class Engine:
                 check.unknown(word, known)
             else:
                 known[word] = value
-        check.words(known)
+        check.words(known, words)
         for group, overrides in groups.items():
-            check.overrides(group, overrides)
+            check.overrides(group, overrides, known["family"])
         problems = check.problems
         if problems:
             raise SpecError(problems)
@@ -168,9 +172,11 @@ class Engine:
 
     def __str__(self) -> str:
         words = []
+        defaults = FAMILIES[self.family]
         for each in fields(self):
             value = getattr(self, each.name)
-            said = value not in (None, DEFAULT_BLOCK) if each.name == "block" else value != each.default
+            default = defaults.get(each.name, each.default)
+            said = value not in (None, DEFAULT_BLOCK) if each.name == "block" else value != default
             if each.name != "groups" and (each.name == "tp" or said):
                 words.append(f"{each.name}={value}")
         for group in sorted(self.groups):
@@ -219,8 +225,12 @@ class _Check:
             problem("KVL151", self.where(word), f"an engine has no word '{shown(word)}'", expected=one_of(legal))
         )
 
-    def words(self, words: dict[str, Any]) -> None:
-        """The words of the whole engine."""
+    def words(self, words: dict[str, Any], given: Mapping[str, object]) -> None:
+        """The words of the whole engine; `given` are those that somebody said."""
+        if isinstance(words["family"], str):
+            for name, default in FAMILIES.get(words["family"], {}).items():
+                if name not in given:
+                    words[name] = default
         for name in _INTEGERS:
             if words[name] is not None or name not in _OPTIONAL:
                 self._integer(name, name, words[name])
@@ -229,15 +239,22 @@ class _Check:
         if not isinstance(words["kv_dtype"], str) or not _WORD.fullmatch(words["kv_dtype"]):
             self._value("kv_dtype", words["kv_dtype"], "a cache dtype word")
         self._stages(words)
+        if words["family"] in COMPUTING and words["page"] is not None:
+            self._value("page", words["page"], f"no page, since {words['family']} computes it")
+        if words["family"] == "sglang@0.5" and words["conv"] == "SD":
+            self._value("conv", "SD", "DS, since SGLang keeps convolution windows with rows inside channels")
         if not self.problems and words["tp"] * words["pcp"] > MAX_RANKS:
             self._value("pcp", words["pcp"], f"at most {MAX_RANKS} ranks in a stage, which has tp * pcp")
         if not self.problems and words["pcp"] * words["dcp"] > MAX_CP:
             self._value("dcp", words["dcp"], f"at most {MAX_CP} ranks that share tokens, pcp * dcp")
 
-    def overrides(self, group: str, overrides: dict[Any, Any]) -> None:
+    def overrides(self, group: str, overrides: dict[Any, Any], family: object) -> None:
         """The overrides of one group."""
         for name, value in overrides.items():
             subject = f"{group}.{name}"
+            if family in COMPUTING and name in ("block", "page"):
+                self._value(subject, value, f"no {name} of a group, since {family} computes it")
+                continue
             if not _NAME.fullmatch(group) or not isinstance(name, str) or not _NAME.fullmatch(name):
                 self.problems.append(
                     problem("KVL151", self.where(subject), f"'{shown(subject)}' names no word of a group",

@@ -32,6 +32,7 @@ __all__ = [
     "AxisDecl",
     "ChooseNode",
     "EngineFile",
+    "FamiliesFile",
     "FieldNode",
     "FormatFile",
     "GroupDecl",
@@ -286,6 +287,7 @@ class GroupDecl(Model):
     format: FormatName | None = None
     params: dict[Name, PlainValue] = {}
     block: Annotated[int, Field(ge=1, le=2**40)] | None = None
+    window: Annotated[int, Field(ge=1, le=2**40)] | None = None
     page: PageModel | None = None
     axes: dict[Name, AxisDecl] | None = None
     let: dict[Name, Expression] | None = None
@@ -326,6 +328,13 @@ class KvDtypesFile(Model):
 
     kvlayout: Version
     kv_dtypes: dict[FormatName, dict[str, KvDtype]]
+
+
+class FamiliesFile(Model):
+    """`specs/families.yaml`: by family, the format that takes the place of a format."""
+
+    kvlayout: Version
+    families: dict[str, dict[FormatName, FormatName]]
 
 
 class EngineFile(BaseModel):

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from kvlayout.errors import PlanRefused, Problem, SpecError, one_of, problem, shown
 from kvlayout.ir import Page, Parallel, canonical_json
-from kvlayout.spec.engine import DEFAULT_BLOCK, OVERRIDABLE, Engine
+from kvlayout.spec.engine import COMPUTING, DEFAULT_BLOCK, OVERRIDABLE, Engine
 from kvlayout.spec.expand import expand
 from kvlayout.spec.expr import DTYPES
+from kvlayout.spec.families import GroupFacts, Sizing, kernel_block_of, stored_format, vllm_sizing
 from kvlayout.spec.formats import Format, check_names, find_format
 from kvlayout.spec.grammar import ENGINE_WORDS, FormatFile, GroupDecl, LayerRange, ModelFile, ParamDecl
 from kvlayout.spec.kv_dtypes import resolve_kv_dtype
@@ -30,7 +31,10 @@ INLINE = "(page of its own)"
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CacheGroup:
-    """A cache group: `layers` are global indices, `params` are as the spec gives them, at `places` under `where`."""
+    """A cache group: `layers` are global indices, `params` are as the spec gives them, at `places` under `where`.
+
+    `window`: tokens that a sliding window or an attention chunk keeps alive; None where all are.
+    """
 
     name: str
     format: Format
@@ -39,6 +43,7 @@ class CacheGroup:
     block: int | None
     where: str
     places: Mapping[str, str] = field(default_factory=dict)
+    window: int | None = None
 
 
 class _Settled(NamedTuple):
@@ -62,6 +67,7 @@ class Spec:
     tp: tuple[int, ...] | None
     groups: tuple[CacheGroup, ...]
     _pages: dict[object, Page] = field(default_factory=dict, repr=False)
+    _sizes: dict[str, dict[str, Sizing]] = field(default_factory=dict, repr=False)
 
     def group(self, name: str) -> CacheGroup:
         """The group of that name; SpecError with the names there are."""
@@ -76,7 +82,11 @@ class Spec:
 
         Raises SpecError for wrong overrides or a wrong spec, PlanRefused (unloadable) when no such engine exists.
         """
-        fmt, params, words, tiles, page_bytes, places = self._settled(group, engine)
+        sizes = self._sizing(engine) if engine.family in COMPUTING else {}
+        return self._page(group, engine, self._settled(group, engine, sizes.get(group.name)))
+
+    def _page(self, group: CacheGroup, engine: Engine, settled: _Settled) -> Page:
+        fmt, params, words, tiles, page_bytes, places = settled
         key = fmt, tuple(sorted(params.items())), tuple(words.items()), tiles, page_bytes
         page = self._pages.get(key)
         if page is None:
@@ -101,7 +111,23 @@ class Spec:
         """The format of a group on an engine, after its cache dtype and overrides."""
         return self._settled(group, engine).format.name
 
-    def _settled(self, group: CacheGroup, engine: Engine) -> _Settled:
+    def _sizing(self, engine: Engine) -> dict[str, Sizing]:
+        """Blocks and pages that the engine's family computes, by group."""
+        key = str(engine)
+        if key not in self._sizes:
+            facts = []
+            base = engine.block or DEFAULT_BLOCK
+            for group in self.groups:
+                page = self._page(group, engine, self._settled(group, engine, Sizing(group.block or base)))
+                latent = not any(axis.shard == "tp" for axis in page.axes.values())
+                own = {"format", "dtype"} & set(engine.for_group(group.name))
+                unquantized = page.block is not None and engine.kv_dtype != "auto" and bool(own)
+                fixed = group.block is not None
+                facts.append(GroupFacts(group.name, page.nbytes, page.block, fixed, latent, group.window, unquantized))
+            self._sizes[key] = vllm_sizing(f"engine '{engine}'", base, facts)
+        return self._sizes[key]
+
+    def _settled(self, group: CacheGroup, engine: Engine, sizing: Sizing | None = None) -> _Settled:
         overrides = engine.for_group(group.name)
         where = f"engine '{engine}', group '{group.name}'"
         fmt, params, places = group.format, dict(group.params), dict(group.places)
@@ -110,6 +136,9 @@ class Spec:
             if change is not None:
                 fmt, params = _changed(fmt, params, change.format, dict(change.params), self.path, where)
                 places.update(dict.fromkeys(change.params, where))
+        stored = stored_format(engine.family, fmt.name, where)
+        if stored != fmt.name:
+            fmt, params = _changed(fmt, params, stored, {}, self.path, where)
         words: dict[str, int | str] = {
             "block": group.block or engine.block or DEFAULT_BLOCK,
             "tp": engine.tp,
@@ -129,6 +158,9 @@ class Spec:
         page = overrides.get("page", engine.page)
         tiles = 1
         kernel_block = overrides.get("kernel_block", engine.kernel_block)
+        if sizing is not None:
+            words["block"], page = sizing
+            kernel_block = None if kernel_block is None else kernel_block_of(int(kernel_block), sizing.block)
         if kernel_block is not None and any(axis.grows for axis in fmt.file.axes.values()):
             words["block"], tiles = _tiles(where, int(words["block"]), int(kernel_block))
         return _Settled(fmt, params, words, tiles, None if page is None else int(page), places)
@@ -244,7 +276,7 @@ def _spec(source: Source) -> Spec:
         )
         places = {param: source.where((*at, "params", param)) for param in decl.params}
         where = source.where((*at, "params"))
-        groups.append(CacheGroup(name, fmt, dict(decl.params), layers, decl.block, where, places))
+        groups.append(CacheGroup(name, fmt, dict(decl.params), layers, decl.block, where, places, decl.window))
     if num_layers is None:
         num_layers = 1 + max(layer for group in groups for layer in group.layers)
     for group in groups:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvlayout.errors import MAX_PROBLEMS, KvLayoutError, PlanRefused, Problem, SpecError, one_of, problem, shown
+from kvlayout.spec.engine import FAMILIES
 from kvlayout.spec.expr import DTYPES, Expr, ExprError, ExprValueError, Value, evaluate, unknown_name
 from kvlayout.spec.formats import Format
 from kvlayout.spec.grammar import EXPRESSION_WORDS, ParamDecl
@@ -18,7 +19,7 @@ __all__ = ["Scope"]
 
 MAX_VALUE = 2**62
 
-_ENGINE_ENUMS: dict[str, tuple[str, ...]] = {"order": ("HN", "NH"), "conv": ("DS", "SD")}
+_ENGINE_ENUMS: dict[str, tuple[str, ...]] = {"order": ("HN", "NH"), "conv": ("DS", "SD"), "family": tuple(FAMILIES)}
 
 
 class Scope:
