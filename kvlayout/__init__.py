@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvlayout.api import check, load, load_plan, slice_for_tp_transfer
+    from kvlayout.api import Comparison, check, compare, layout_of, load, load_plan, slice_for_tp_transfer
     from kvlayout.emit.bind import BoundMove, Kernel, bind, kernel
     from kvlayout.errors import ArtifactError, KvLayoutError, PlanRefused, Problem, SpecError, SubmitError
+    from kvlayout.plan.identity import Layout
     from kvlayout.plan.transfer import TransferPlan
     from kvlayout.spec.engine import Engine
     from kvlayout.spec.model import Spec
@@ -22,9 +23,11 @@ __version__ = "0.1.0"
 __all__ = [
     "ArtifactError",
     "BoundMove",
+    "Comparison",
     "Engine",
     "Kernel",
     "KvLayoutError",
+    "Layout",
     "PlanRefused",
     "Problem",
     "Spec",
@@ -35,16 +38,19 @@ __all__ = [
     "__version__",
     "bind",
     "check",
+    "compare",
     "kernel",
+    "layout_of",
     "load",
     "load_plan",
     "slice_for_tp_transfer",
 ]
 
 _HOMES = {
-    "kvlayout.api": ("check", "load", "load_plan", "slice_for_tp_transfer"),
+    "kvlayout.api": ("Comparison", "check", "compare", "layout_of", "load", "load_plan", "slice_for_tp_transfer"),
     "kvlayout.emit.bind": ("BoundMove", "Kernel", "bind", "kernel"),
     "kvlayout.errors": ("ArtifactError", "KvLayoutError", "PlanRefused", "Problem", "SpecError", "SubmitError"),
+    "kvlayout.plan.identity": ("Layout",),
     "kvlayout.plan.transfer": ("TransferPlan",),
     "kvlayout.spec.engine": ("Engine",),
     "kvlayout.spec.model": ("Spec",),

@@ -13,6 +13,7 @@ import click
 
 from kvlayout import __version__
 from kvlayout.cli.bench import bench_command
+from kvlayout.cli.compare import compare_command
 from kvlayout.cli.compile import compile_command
 from kvlayout.cli.explain import explain_command
 from kvlayout.cli.plan import plan_command
@@ -38,7 +39,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    verify_command, plan_command, compile_command, show_command, explain_command, schema_command, bench_command,
+    verify_command, plan_command, compare_command, compile_command, show_command, explain_command, schema_command,
+    bench_command,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

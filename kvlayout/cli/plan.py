@@ -48,8 +48,7 @@ def plan_command(
         return 1 if refused else 2
     if runs and plan.run_count > MAX_RUNS:
         raise click.UsageError(
-            f"--runs would print {plan.run_count} runs, more than {MAX_RUNS}; the plan itself has "
-            f"{plan.cost.pieces} pieces: leave --runs away, or name a --group"
+            f"--runs would print {plan.run_count} runs, more than {MAX_RUNS}; leave --runs away, or name a --group"
         )
     if out is not None:
         plan.save(out)

@@ -59,17 +59,30 @@ class Cost:
 
     `runs`: contiguous copies, before neighbours from different pieces are merged. `nbytes`: bytes moved, which is also
     bytes read: a plan reads nothing that it does not need. `pieces`: nests, that is what a kernel or a descriptor table
-    is made from.
+    is made from. `descriptors`: contiguous copies after merging, that is what a transport is given for one template of
+    blocks (of a rank and layer with more than a million runs, before merging). `touched`: bytes of the source pages
+    that are read from, each once for each destination rank.
     """
 
     runs: int
     nbytes: int
     pieces: int
+    descriptors: int
+    touched: int
 
     @property
     def bytes_per_run(self) -> float:
         """Mean length of a run; long runs are what makes a plan cheap."""
         return self.nbytes / self.runs if self.runs else 0.0
+
+    @property
+    def read_per_byte(self) -> float:
+        """Bytes that are read for a byte that is needed, where source pages are read whole instead of by this plan."""
+        return self.touched / self.nbytes if self.nbytes else 0.0
+
+
+_MAX_MERGED = 1_000_000
+"""Runs of an entry that are expanded to see which neighbours merge."""
 
 
 class TransferPlan:
@@ -162,15 +175,19 @@ class TransferPlan:
 
     @property
     def cost(self) -> Cost:
-        """Runs, bytes and pieces of the whole plan."""
-        runs = nbytes = pieces = 0
+        """What the whole plan costs: all ranks and layers, one template of blocks."""
+        runs = nbytes = pieces = descriptors = touched = 0
         for group in self.groups:
             for entry in self.entries(group.name):
                 layers = len(entry.layers)
-                runs += layers * sum(_run_count(piece) for piece in entry.pieces)
+                count = sum(_run_count(piece) for piece in entry.pieces)
+                runs += layers * count
+                descriptors += layers * (count if count > _MAX_MERGED else len(entry.runs()))
                 nbytes += layers * entry.payload_bytes
                 pieces += layers * len(entry.pieces)
-        return Cost(runs, nbytes, pieces)
+                read = {(piece.src_rank, piece.src_block) for piece in entry.pieces}
+                touched += layers * len(read) * group.src.nbytes
+        return Cost(runs, nbytes, pieces, descriptors, touched)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the artifact: to a temporary file beside it first, so that a reader never sees half of one.

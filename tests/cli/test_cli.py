@@ -399,3 +399,19 @@ def test_bench_copy(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("kvlayout.emit.bench.measured", too_much)
     code, _, err = run(*small)
     assert code == 2 and "smaller --mib" in err
+
+
+def test_compare_answers_in_one_word(run: Run) -> None:
+    for src, dst, verdict, wanted in (
+        ("tp=2", "tp=2,order=NHD", "identical", 0),
+        ("tp=4", "tp=2", "convertible", 0),
+        ("tp=2", "tp=2,state.ssm_dtype=float32", "refused", 1),
+        ("tp=3", "tp=2", "refused", 1),
+    ):
+        code, text, _ = run("compare", NEXT, "--src", src, "--dst", dst)
+        assert code == wanted and text.startswith(verdict)
+        code, found = run.json("compare", NEXT, "--src", src, "--dst", dst)
+        assert code == wanted and found["verdict"] == verdict
+        assert (found["src_digest"] == found["dst_digest"]) is (verdict == "identical")
+        assert (found["cost"] is None) is bool(found["problems"]) is (verdict == "refused")
+    assert run("compare", NEXT, "--src", "tp=2", "--dst", "nothing.attention=1")[0] == 2
