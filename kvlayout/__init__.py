@@ -9,7 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvlayout.api import Comparison, check, compare, layout_of, load, load_plan, slice_for_tp_transfer
+    from kvlayout.api import (
+        Comparison,
+        TensorSpec,
+        check,
+        compare,
+        layout_of,
+        load,
+        load_plan,
+        slice_for_tp_transfer,
+    )
     from kvlayout.emit.bind import BoundMove, Kernel, bind, kernel
     from kvlayout.errors import ArtifactError, KvLayoutError, PlanRefused, Problem, SpecError, SubmitError
     from kvlayout.plan.identity import Layout
@@ -33,6 +42,7 @@ __all__ = [
     "Spec",
     "SpecError",
     "SubmitError",
+    "TensorSpec",
     "TransferPlan",
     "Verdict",
     "__version__",
@@ -47,7 +57,16 @@ __all__ = [
 ]
 
 _HOMES = {
-    "kvlayout.api": ("Comparison", "check", "compare", "layout_of", "load", "load_plan", "slice_for_tp_transfer"),
+    "kvlayout.api": (
+        "Comparison",
+        "TensorSpec",
+        "check",
+        "compare",
+        "layout_of",
+        "load",
+        "load_plan",
+        "slice_for_tp_transfer",
+    ),
     "kvlayout.emit.bind": ("BoundMove", "Kernel", "bind", "kernel"),
     "kvlayout.errors": ("ArtifactError", "KvLayoutError", "PlanRefused", "Problem", "SpecError", "SubmitError"),
     "kvlayout.plan.identity": ("Layout",),

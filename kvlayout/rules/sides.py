@@ -133,4 +133,10 @@ TABLE: tuple[Rule, ...] = (
         "Tokens that lie in groups (as under a swizzle) are dealt out to ranks in whole groups or whole fractions "
         "of one; otherwise their places follow no digits.",
     ),
+    Rule(
+        "KVL510",
+        "tensors whose blocks do not pair up",
+        "Use equal blocks on both sides, or move the bytes by a plan, which says which block of a template is meant.",
+        "A view of a tensor speaks of every block at once: block i of the source has to be block i of the destination.",
+    ),
 )

@@ -244,7 +244,7 @@ def test_a_fault_of_ours_is_exit_101(run: Run, monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("seeded")
 
-    monkeypatch.setattr("kvlayout.api.plan_pair", broken)
+    monkeypatch.setattr("kvlayout.api.plans.plan_pair", broken)
     code, _, err = run("plan", QWEN, "--src", "tp=1", "--dst", "tp=1")
     assert code == 101
     assert "fault of kvlayout" in err

@@ -1,17 +1,15 @@
-"""Load, slice and prove, composed: the one room besides the command line that sees both planner and checker."""
+"""Load, slice and prove, composed."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from kvlayout import __version__
 from kvlayout.errors import ArtifactError, PlanRefused, Problem, problem
 from kvlayout.plan.artifact import Document, Plan, read, sealed
-from kvlayout.plan.identity import Layout, differences, layout_of_groups
 from kvlayout.plan.planner import PlannedGroup, Planner
-from kvlayout.plan.transfer import Cost, TransferPlan
+from kvlayout.plan.transfer import TransferPlan
 from kvlayout.verify.check import check_document
 from kvlayout.verify.verdict import Verdict
 
@@ -19,16 +17,7 @@ if TYPE_CHECKING:
     from kvlayout.spec.engine import Engine
     from kvlayout.spec.model import Spec
 
-__all__ = [
-    "Comparison",
-    "check",
-    "compare",
-    "layout_of",
-    "load",
-    "load_plan",
-    "plan_pair",
-    "slice_for_tp_transfer",
-]
+__all__ = ["check", "load", "load_plan", "plan_pair", "slice_for_tp_transfer"]
 
 COMPILER = f"kvlayout {__version__}"
 
@@ -111,61 +100,6 @@ def plan_pair(
     if problems:
         raise PlanRefused(dict.fromkeys(problems), unloadable=unloadable)  # what is wrong with a side is said once
     return (planner or Planner()).plan(_where(src, dst), groups, *parallels)
-
-
-def layout_of(spec: Spec, engine: Engine) -> Layout:
-    """The layout of a model's pages on an engine: its digest is another's exactly when bytes need no plan between them.
-
-    Raises PlanRefused (unloadable) when no such engine exists, SpecError when the engine names what the spec lacks.
-    """
-    from kvlayout.spec.model import parallel_of
-
-    spec.check_engine(engine)
-    parallel = parallel_of(spec, engine)
-    return layout_of_groups(((group.name, group.layers, spec.page(group, engine)) for group in spec.groups), parallel)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Whether two sides may exchange bytes, and at what cost.
-
-    `verdict`: `identical` (page for page and rank for rank, without a plan), `convertible` (by `plan`, at `cost`) or
-    `refused` (`problems`, with codes and help). `reasons`: what is not the same, one line each. `src_digest`,
-    `dst_digest`: of the two layouts, None where such an engine does not exist.
-    """
-
-    verdict: Literal["identical", "convertible", "refused"]
-    src_digest: str | None = None
-    dst_digest: str | None = None
-    reasons: tuple[str, ...] = ()
-    plan: TransferPlan | None = None
-    problems: tuple[Problem, ...] = ()
-
-    @property
-    def cost(self) -> Cost | None:
-        """What the plan costs; None where there is none."""
-        return None if self.plan is None else self.plan.cost
-
-
-def compare(spec: Spec, src: Engine, dst: Engine, dst_spec: Spec | None = None) -> Comparison:
-    """Whether engine `dst` can take what engine `src` has, and how: the answer that two peers need at their handshake.
-
-    Raises SpecError when an engine names what the spec does not have; everything else is an answer.
-    """
-    layouts: list[Layout | None] = []
-    for side, engine in ((spec, src), (spec if dst_spec is None else dst_spec, dst)):
-        try:
-            layouts.append(layout_of(side, engine))
-        except PlanRefused:
-            layouts.append(None)  # the plan says why, for both sides
-    ours, theirs = layouts
-    digest_of_src, digest_of_dst = (None if each is None else each.digest for each in layouts)
-    reasons = () if ours is None or theirs is None else tuple(differences(ours, theirs))
-    try:
-        plan = slice_for_tp_transfer(spec, src, dst, dst_spec)
-    except PlanRefused as error:
-        return Comparison("refused", digest_of_src, digest_of_dst, reasons, problems=error.problems)
-    return Comparison("convertible" if reasons else "identical", digest_of_src, digest_of_dst, reasons, plan)
 
 
 def check(plan: TransferPlan | Document | str | os.PathLike[str]) -> Verdict:

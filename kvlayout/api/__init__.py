@@ -1,0 +1,17 @@
+"""What engines call: the one room besides the command line that sees both planner and checker."""
+
+from kvlayout.api.answers import Comparison, compare, layout_of
+from kvlayout.api.plans import check, load, load_plan, plan_pair, slice_for_tp_transfer
+from kvlayout.api.tensors import TensorSpec
+
+__all__ = [
+    "Comparison",
+    "TensorSpec",
+    "check",
+    "compare",
+    "layout_of",
+    "load",
+    "load_plan",
+    "plan_pair",
+    "slice_for_tp_transfer",
+]
