@@ -30,7 +30,7 @@ RANGES = {
     "files": r"KVL0\d\d",
     "specs": r"KVL1(0|4|5)\d",
     "pages": r"KVL1(1|2|3)\d",
-    "sides": r"KVL(20|50)\d",
+    "sides": r"KVL(20|50|51)\d",
     "proofs": r"KVL(3|4)\d\d",
     "moves": r"KVL6\d\d",
 }

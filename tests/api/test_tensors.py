@@ -161,7 +161,7 @@ def test_what_is_no_page_of_the_spec_has_no_views(
 
 
 def test_a_run_that_cuts_elements_needs_bytes() -> None:
-    spec = of(QWEN, "state", **{"state.ssm_dtype": "float32"})
-    page = QWEN.page(QWEN.group("state"), kvlayout.Engine(tp=2, **{"state.ssm_dtype": "float32"}))
-    with pytest.raises(SubmitError, match="uint8"):
-        spec.slice_for_tp_transfer(torch.empty((2, page.nbytes // 16), dtype=torch.complex128), 2, 0, spec, 2, 0)
+    src, dst = of(QWEN, "state", conv="SD"), of(QWEN, "state")
+    page = QWEN.page(QWEN.group("state"), kvlayout.Engine(tp=2))
+    with pytest.raises(SubmitError, match="uint8"):  # a channel's row of two bytes
+        src.slice_for_tp_transfer(torch.empty((2, page.nbytes // 4), dtype=torch.int32), 2, 0, dst, 2, 0)
