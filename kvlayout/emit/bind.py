@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
-from kvlayout.emit.calls import Call, Part, Reader, Tokens, run, streams
+from kvlayout.emit.calls import Call, Nulls, Part, Reader, Tokens, run, streams
 from kvlayout.emit.moves import Mode, Moves
 from kvlayout.emit.regions import Region, clash, flat, lines_of
 from kvlayout.emit.submit import block_tables, interval
@@ -36,6 +36,7 @@ def bind(
     dst: Mapping[str, Mapping[int, Any]] | None = None,
     threads: int = 1,
     reader: Reader = "any",
+    null_blocks: Nulls = (None, None),
 ) -> BoundMove:
     """A plan bound to the memory of one destination rank and of the source ranks that it reads.
 
@@ -43,16 +44,18 @@ def bind(
     CPU tensor or anything with the buffer protocol; its first axis counts blocks, the rest of it is one page, bytes in
     order. Where a page lies in several buffers, give {name: buffer}. Ranks, groups and layers that the plan does not
     name are ignored. With `src` alone the result can only `pack`, for the ranks that are given; with `dst` alone only
-    `unpack`. `threads`: how many threads share a call.
+    `unpack`. `threads`: how many threads share a call. `null_blocks`: the ids, source's and destination's, that an
+    engine puts into a table for a block that nobody wrote (vLLM: 0); a call that would touch one is refused.
 
     Raises SubmitError for buffers that the plan may not be applied to, PlanRefused for a plan that is not proved,
-    ValueError for another reader or number of threads.
+    ValueError for another reader, number of threads or null blocks.
     """
     _prove(plan)
     if reader not in get_args(Reader):
         raise ValueError(f"no reader {reader!r}; there are {', '.join(get_args(Reader))}")
     if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
         raise ValueError(f"threads={threads!r}; expected 1 to {MAX_THREADS}")
+    _check_nulls(null_blocks)
     if src is None and dst is None:
         raise SubmitError(problem("KVL601", "bind", "no buffers", expected="src, dst or both"))
     received = [moves for group in plan.groups for moves in _moves(plan, group, dst_rank)]
@@ -65,7 +68,7 @@ def bind(
         if not received:
             expected = f"one of the source ranks that rank {dst_rank} reads: {', '.join(map(str, read))}"
             raise SubmitError(problem("KVL601", "bind", "no buffer of the plan is given", expected=expected))
-    parts = [Part(moves, src, dst, by_layer=True) for moves in received]
+    parts = [Part(moves, src, dst, null_blocks, by_layer=True) for moves in received]
     _refuse_clash(_regions(parts, "dst"), _regions(parts, "src"))
     return BoundMove(parts, groups, threads, reader)
 
@@ -184,6 +187,12 @@ class Kernel:
         _refuse_clash(_regions([part], "dst"), _regions([part], "src"))
         call = part.call("move", src_ids, dst_ids, interval(tokens))
         run(call.jobs(streams("any", call.nbytes)), 1)
+
+
+def _check_nulls(null_blocks: Any) -> None:
+    pair = isinstance(null_blocks, tuple) and len(null_blocks) == 2
+    if not pair or not all(each is None or (type(each) is int and each >= 0) for each in null_blocks):
+        raise ValueError(f"null_blocks={null_blocks!r}; expected (source id or None, destination id or None)")
 
 
 def _prove(plan: Any) -> None:

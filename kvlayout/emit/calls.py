@@ -21,13 +21,16 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Call", "Part", "Reader", "Tokens", "run", "streams"]
+__all__ = ["Call", "Nulls", "Part", "Reader", "Tokens", "run", "streams"]
 
 Reader = Literal["any", "cpu", "device"]
 """Who reads the destination next: this CPU soon (stores stay in its caches), a device or another CPU (they go past
 them), or anyone, in which case the size of the call decides."""
 
 Tokens = tuple[int, int] | None
+
+Nulls = tuple[int | None, int | None]
+"""The ids of both sides, source first, that mark a block nobody wrote; None where there is none."""
 
 _Job = tuple[Kernel, int, int, object]
 """A kernel, the address of its words, how many units it has, and what keeps all tables alive."""
@@ -45,8 +48,8 @@ class _Bases(NamedTuple):
 class Part:
     """The moves of one entry with its buffers. `src`, `dst`: None where that side is not bound."""
 
-    def __init__(self, moves: Moves, src: Any, dst: Any, *, by_layer: bool) -> None:
-        self.moves = moves
+    def __init__(self, moves: Moves, src: Any, dst: Any, nulls: Nulls = (None, None), *, by_layer: bool) -> None:
+        self.moves, self._nulls = moves, nulls
         group, where = moves.group, f"group '{moves.group.name}'"
         layers = moves.entry.layers if by_layer else (None,)
         self.layers = len(layers)
@@ -84,11 +87,11 @@ class Part:
         if mode != "unpack":
             assert self.src is not None
             used = None if cut is None else _used(cut, (size or 0) // a)
-            src = block_ids(src_ids, self._called[0], self.src.rows, used, a, distinct=False)
+            src = block_ids(src_ids, self._called[0], self.src.rows, used, a, distinct=False, null=self._nulls[0])
         if mode != "pack":
             assert self.dst is not None
             used = None if cut is None else _used(cut, (size or 0) // b)
-            dst = block_ids(dst_ids, self._called[1], self.dst.rows, used, b, distinct=True)
+            dst = block_ids(dst_ids, self._called[1], self.dst.rows, used, b, distinct=True, null=self._nulls[1])
         if cut is None and src is not None and dst is not None and src.entries // a != dst.entries // b:
             text = "the two block tables hold different numbers of templates"
             expected = f"{b} destination ids for every {a} source ids"

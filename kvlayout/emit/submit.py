@@ -56,11 +56,13 @@ def interval(tokens: object) -> tuple[int, int] | None:
     raise _error("KVL607", "tokens", "no token interval", "(a, b) with 0 <= a <= b", tokens)
 
 
-def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int, *, distinct: bool) -> Table:
+def block_ids(
+    ids: Any, where: str, rows: int, used: slice | None, multiple: int, *, distinct: bool, null: int | None = None
+) -> Table:
     """A block table as 64-bit words.
 
     `rows`: pages that every buffer of the side has. `used`: the part that the call reads, None for all of it, which
-    then must be a whole number of templates of `multiple` blocks.
+    then must be a whole number of templates of `multiple` blocks. `null`: the id that marks a block nobody wrote.
     """
     values = _few(ids)
     long = None if values is not None else _array(ids, where)
@@ -81,6 +83,8 @@ def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int
         if part:
             if min(part) < 0 or max(part) >= rows:
                 _out_of_range(where, part, rows, begin)
+            if null in part:
+                raise _null(where, begin + part.index(null))
             if distinct and len(set(part)) != len(part):
                 _twice(where, part, begin)
             if begin:
@@ -97,6 +101,8 @@ def block_ids(ids: Any, where: str, rows: int, used: slice | None, multiple: int
     if len(chosen):
         if chosen.min() < 0 or chosen.max() >= rows:
             _out_of_range(where, chosen.tolist(), rows, begin)
+        if null is not None and (chosen == null).any():
+            raise _null(where, begin + int((chosen == null).argmax()))
         if distinct:
             # Of equal ids the last one's mark stays, so that another's is found changed. The marks need no clearing.
             marks = np.empty(rows, np.int64)
@@ -150,6 +156,11 @@ def _twice(where: str, values: list[int], first: int) -> None:
             text = f"destination block {value} is named twice, at {first + seen[value]} and {first + at}"
             raise _error("KVL606", f"{where}[{first + at}]", text, "distinct ids")
         seen[value] = at
+
+
+def _null(where: str, at: int) -> SubmitError:
+    return _error("KVL610", f"{where}[{at}]", "the null block, whose page nobody wrote", "ids of pages, or an interval "
+                  "of tokens without it")  # fmt: skip
 
 
 def _error(code: str, where: str, text: str, expected: str, got: object = None) -> SubmitError:

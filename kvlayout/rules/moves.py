@@ -63,6 +63,13 @@ TABLE: tuple[Rule, ...] = (
         "A plan says what each rank of its destination receives; of another one it says nothing.",
     ),
     Rule(
+        "KVL610",
+        "a null block in a table",
+        "Leave out blocks that hold nothing, or give an interval of tokens without them.",
+        "Engines put a null block where a window has passed or a state was never stored. Its page is anybody's bytes, "
+        "and as a destination it is everybody's.",
+    ),
+    Rule(
         "KVL651",
         "a kernel cache that others could write to",
         "Give in KVLAYOUT_CACHE a folder of your own that no other user may write to, by its real path.",

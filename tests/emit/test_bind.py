@@ -300,6 +300,34 @@ def test_many_ids_are_checked_like_few(case: Case) -> None:
     assert dst[:200].all() and not dst[200:].any()
 
 
+def test_kvl610_null_blocks(case: Case) -> None:
+    """Real faults: a state slot that the engine marks null was taken as written (LMCache#4984)."""
+    move = case.bind(null_blocks=(0, 5))
+    for blocks, said in (
+        ({"attention": ([3, 1, 0, 7], [2, 4]), "state": ([4], [6])}, r"source ids\[2\]: KVL610"),
+        ({"attention": ([3, 1, 2, 7], [2, 5]), "state": ([4], [6])}, r"destination ids\[1\]: KVL610"),
+        ({"attention": ([3, 1, 2, 7], [2, 4]), "state": ([0], [6])}, r"'state', source ids\[0\]: KVL610"),
+        (
+            {"attention": ([3, 1, 2, 7], [2, 4]), "state": (np.array([4]), np.array([5]))},
+            r"destination ids\[0\]: KVL610",
+        ),
+    ):
+        with pytest.raises(SubmitError, match=said):
+            move(blocks)
+        with pytest.raises(SubmitError, match="KVL610"):
+            move.unpack({0: b"", 1: b""}, blocks) if "destination" in said else move.pack(blocks)
+    assert not any(array.any() for layers in case.dst.values() for array in layers.values())
+    # a window has passed over the first block of each side: null, and outside of the interval
+    move({"attention": ([0, 0, 2, 7], [5, 4]), "state": ([4], [6])}, tokens=(8, 16))
+    with pytest.raises(SubmitError, match=r"source ids\[1\]: KVL610"):
+        move({"attention": ([0, 0, 2, 7], [1, 4]), "state": ([4], [6])}, tokens=(7, 16))
+    many = np.arange(1, 200)
+    many[150] = 0
+    with pytest.raises(SubmitError, match=r"KVL610"):
+        block_ids(many, "ids", 300, None, 1, distinct=False, null=0)
+    assert block_ids(many, "ids", 300, None, 1, distinct=False).entries == 199
+
+
 @pytest.mark.parametrize("tokens", [(3,), (5, 2), (-1, 4), (0.0, 4), "ab", 7, (0, 1 << 80), (True, 4)])
 def test_kvl607_no_interval(case: Case, tokens: Any) -> None:
     refused("KVL607", lambda: case.bind()(case.blocks, tokens=tokens))
@@ -552,8 +580,18 @@ def test_threads_that_meet_a_new_kernel_compile_it_once(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     "words",
-    [{"reader": "nobody"}, {"threads": 0}, {"threads": 1.5}, {"threads": "4"}, {"threads": True}, {"threads": 10**9}],
+    [
+        {"reader": "nobody"},
+        {"threads": 0},
+        {"threads": 1.5},
+        {"threads": "4"},
+        {"threads": True},
+        {"threads": 10**9},
+        {"null_blocks": 0},
+        {"null_blocks": (0, -1)},
+        {"null_blocks": (True, 0)},
+    ],
 )
 def test_wrong_words(case: Case, words: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"reader|threads"):
+    with pytest.raises(ValueError, match=r"reader|threads|null_blocks"):
         case.bind(**words)
