@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvlayout.plan.transfer import TransferPlan
     from kvlayout.spec.engine import Engine
     from kvlayout.spec.model import Spec
+    from kvlayout.spec.tables import TensorTable, tensor_table
     from kvlayout.verify.verdict import Verdict
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "SpecError",
     "SubmitError",
     "TensorSpec",
+    "TensorTable",
     "TransferPlan",
     "Verdict",
     "__version__",
@@ -54,6 +56,7 @@ __all__ = [
     "load",
     "load_plan",
     "slice_for_tp_transfer",
+    "tensor_table",
 ]
 
 _HOMES = {
@@ -73,6 +76,7 @@ _HOMES = {
     "kvlayout.plan.transfer": ("TransferPlan",),
     "kvlayout.spec.engine": ("Engine",),
     "kvlayout.spec.model": ("Spec",),
+    "kvlayout.spec.tables": ("TensorTable", "tensor_table"),
     "kvlayout.verify.verdict": ("Verdict",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

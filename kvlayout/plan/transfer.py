@@ -150,8 +150,11 @@ class TransferPlan:
             f"no entry of group '{group}' for rank {dst_rank}" + ("" if layer is None else f", layer {layer}")
         )
 
-    def sources(self, dst_rank: int) -> dict[str, tuple[int, ...]]:
-        """The source ranks that a destination rank reads, ascending, by group. LookupError for no rank of the side."""
+    def sources(self, dst_rank: int, layer: int | None = None) -> dict[str, tuple[int, ...]]:
+        """The source ranks that a destination rank reads, ascending, by group; of one layer, or of all that it has.
+
+        With pipeline stages a layer comes from the ranks of the stage that has it. LookupError for no rank of the side.
+        """
         dst = self.document.plan.dst
         if not 0 <= dst_rank < dst.stage_ranks * max(1, len(dst.stages)):
             raise LookupError(f"the destination has no rank {dst_rank}")
@@ -159,7 +162,7 @@ class TransferPlan:
         for group in self.groups:
             ranks = {
                 entry.first_src_rank + piece.src_rank
-                for entry in self.entries(group.name, dst_rank)
+                for entry in self.entries(group.name, dst_rank, layer)
                 for piece in entry.pieces
             }
             if ranks:
