@@ -22,7 +22,9 @@ from kvlayout.plan.transfer import TransferPlan
 from kvlayout.spec.formats import find_format
 from kvlayout.spec.model import Spec, spec_of_format
 
-__all__ = ["DATA", "Pair", "SourcePages", "assert_rank", "assert_right", "plan", "records", "some", "spec_of"]
+__all__ = [
+    "DATA", "Pair", "SourcePages", "assert_rank", "assert_right", "plan", "records", "some", "spec_of", "templates",
+]  # fmt: skip
 
 DATA = Path(__file__).parent / "data"
 
@@ -113,6 +115,18 @@ def assert_right(pair: Pair, ranks: Iterable[int] | None = None, *, found: Trans
         assert_rank(pair, found, rank, sources)
         assert entries[rank].payload_bytes == entries[rank].runs()[:, 5].sum()
     return found
+
+
+def templates(found: TransferPlan, group: str, rank: int, src_blocks: int) -> list[list[int]]:
+    """The runs of a rank for tables that are longer than one template, as far as there are source blocks."""
+    per = found.group(group)
+    template = found.runs(group, rank).tolist()
+    return [
+        [run[0], run[1] + n * per.src_blocks, run[2], run[3] + n * per.dst_blocks, *run[4:]]
+        for n in range(-(-src_blocks // per.src_blocks))
+        for run in template
+        if run[1] + n * per.src_blocks < src_blocks
+    ]
 
 
 def some(ranks: range, most: int) -> list[int]:
