@@ -6,6 +6,7 @@ destination page must then hold the id that the oracle says. Nothing here asks t
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from oracles.positions import block_counts, expected_page, name_id, page_bytes, 
 import kvlayout
 from kvlayout.plan.transfer import TransferPlan
 from kvlayout.spec.formats import find_format
-from kvlayout.spec.model import Spec, spec_of_format
+from kvlayout.spec.model import CacheGroup, Spec, spec_of_format
 
 __all__ = [
-    "DATA", "Pair", "SourcePages", "assert_rank", "assert_right", "plan", "records", "some", "spec_of", "templates",
+    "DATA", "Pair", "SourcePages", "assert_rank", "assert_right", "model_of", "plan", "records", "some", "spec_of",
+    "templates",
 ]  # fmt: skip
 
 DATA = Path(__file__).parent / "data"
@@ -79,6 +81,15 @@ def _spec(format: str, params: str) -> Spec:
     return spec_of_format(find_format(format, None, "test"), json.loads(params), "test")
 
 
+def model_of(groups: Mapping[str, tuple[str, Words]]) -> Spec:
+    """A model with a layer for each group, given as (format, params)."""
+    found = [
+        CacheGroup(name, find_format(format, None, "test"), params, (layer,), None, "test")
+        for layer, (name, (format, params)) in enumerate(groups.items())
+    ]
+    return Spec("test", None, len(found), None, tuple(found))
+
+
 def plan(pair: Pair) -> TransferPlan:
     """The proved plan of the pair, or the compiler's refusal."""
     src, dst = kvlayout.Engine(**pair.src), kvlayout.Engine(**pair.dst)
@@ -86,10 +97,10 @@ def plan(pair: Pair) -> TransferPlan:
     return kvlayout.slice_for_tp_transfer(spec_of(pair.format, pair.params), src, dst, other)
 
 
-def assert_rank(pair: Pair, found: TransferPlan, rank: int, sources: Mapping[int, Ints]) -> None:
+def assert_rank(pair: Pair, found: TransferPlan, rank: int, sources: Mapping[int, Ints], group: str = "cache") -> None:
     """The plan's runs give one destination rank the bytes, the payload and the page that the oracle says."""
     expected = pair.expected(rank)
-    runs = found.runs("cache", rank)
+    runs = found.runs(group, rank)
     held = replay(runs, sources, expected.shape)
     wrong = np.argwhere(held != expected)
     if len(wrong):
@@ -100,19 +111,24 @@ def assert_rank(pair: Pair, found: TransferPlan, rank: int, sources: Mapping[int
     assert runs[:, 5].sum() == (expected != -1).sum()
 
 
-def assert_right(pair: Pair, ranks: Iterable[int] | None = None, *, found: TransferPlan | None = None) -> TransferPlan:
-    """The whole plan of a pair is right: template, page sizes, and the bytes of the given ranks (all by default)."""
+def assert_right(
+    pair: Pair, ranks: Iterable[int] | None = None, *, found: TransferPlan | None = None, name: str = "cache"
+) -> TransferPlan:
+    """The whole plan of a pair is right: template, page sizes, and the bytes of the given ranks (all by default).
+
+    `found`, `name`: a plan that is already made, and its group that is the pair.
+    """
     found = plan(pair) if found is None else found
-    group = found.group("cache")
+    group = found.group(name)
     counts = block_counts(pair.format, pair.params, pair.src, pair.dst, dst_params=pair.dst_params)
     assert (group.src_blocks, group.dst_blocks) == counts
     size = page_bytes(pair.format, pair.dst_params or pair.params, pair.dst)
-    entries = {entry.rank: entry for entry in found.entries("cache")}
+    entries = {entry.rank: entry for entry in found.entries(name)}
     assert list(entries) == list(pair.ranks)
     sources = SourcePages(pair.format, pair.params, pair.src, counts[0])
     for rank in pair.ranks if ranks is None else ranks:
         assert entries[rank].page_bytes == size
-        assert_rank(pair, found, rank, sources)
+        assert_rank(pair, found, rank, sources, name)
         assert entries[rank].payload_bytes == entries[rank].runs()[:, 5].sum()
     return found
 
@@ -135,5 +151,9 @@ def some(ranks: range, most: int) -> list[int]:
 
 
 def records(name: str) -> list[dict[str, Any]]:
-    """The records of a data file, one JSON object a line."""
-    return [json.loads(line) for line in (DATA / name).read_text(encoding="utf-8").splitlines() if line]
+    """The records of a data file, one JSON object a line; of a large one, `name` + `.gz` is kept."""
+    path, packed = DATA / name, DATA / f"{name}.gz"
+    text = path.read_bytes() if path.exists() else gzip.decompress(packed.read_bytes())
+    found = [json.loads(line) for line in text.splitlines() if line]
+    assert found, f"{name} has no records"
+    return found
