@@ -15,6 +15,8 @@ from .harness import Pair, SourcePages, assert_rank, plan, records
 if TYPE_CHECKING:
     from conftest import Size
 
+    from .conftest import Tally
+
 CASES = records("pages.jsonl")
 SHARDABLE = [case for case in CASES if "dst_ranks" in case]
 NOT_SHARDABLE = [case for case in CASES if "not_shardable" in case]
@@ -50,6 +52,23 @@ def test_no_more_runs_than_needed(case: dict[str, Any]) -> None:
         assert len(runs) <= len(each["runs"])
         assert runs[:, 5].sum() == each["payload_bytes"]
         assert not runs[:, [1, 3]].any()
+
+
+def test_where_nixl_is_right_the_runs_are_the_same(tally: Tally) -> None:
+    """Run for run, source ranks included, wherever vLLM 0.32's NIXL connector pulls or pushes the right bytes.
+
+    There the case's runs are NIXL's, but for bytes that NIXL's replicas write twice.
+    """
+    cases = [
+        case for case in SHARDABLE if "right" in (case["vllm_0_32"].get(f"nixl_{way}") for way in ("pull", "push"))
+    ]
+    assert len(cases) == 211
+    with tally("NIXL geometries compared") as compare:
+        for case in cases:
+            found = plan(pair_of(case))
+            for each in case["dst_ranks"]:
+                ours = found.runs("cache", each["rank"])[:, [0, 2, 4, 5]].tolist()
+                compare(ours, each["runs"], f"{case['id']}, rank {each['rank']}")
 
 
 @pytest.mark.parametrize("format", FORMATS)
