@@ -6,8 +6,10 @@ the same with pytest-xdist (`-n auto`), and speak of the tests that ran.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -18,47 +20,53 @@ PROPERTY = "compared with engines"
 Compare = Callable[[object, object, object], None]
 """`compare(ours, theirs, where)`."""
 
-Tally = Callable[[str], Any]
+Tally = Callable[[str], AbstractContextManager[Compare]]
 """`with tally(line) as compare:`."""
+
+Properties = list[tuple[str, Any]]
+
+
+@contextmanager
+def counting(properties: Properties, line: str) -> Iterator[Compare]:
+    """Counts comparisons under one of `LINES`, and fails at the end of the block with those that did not agree."""
+    assert line in LINES
+    wrong: list[str] = []
+    count = [line, 0, 0]
+    properties.append((PROPERTY, count))
+
+    def compare(ours: object, theirs: object, where: object) -> None:
+        count[1] += 1
+        if ours != theirs:
+            count[2] += 1
+            wrong.append(f"{where}: {ours}, expected {theirs}")
+
+    yield compare
+    assert count[1], f"nothing was compared under '{line}'"
+    assert not wrong, "\n".join([f"{len(wrong)} of {count[1]} do not agree", *wrong[:10]])
+
+
+def totals(properties: Iterable[tuple[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Comparisons and mismatches of each line."""
+    found = dict.fromkeys(LINES, (0, 0))
+    for name, value in properties:
+        if name == PROPERTY:
+            line, compared, mismatches = value
+            found[line] = found[line][0] + compared, found[line][1] + mismatches
+    return found
 
 
 @pytest.fixture
 def tally(request: pytest.FixtureRequest) -> Tally:
-    """Counts comparisons under one of `LINES`, and fails at the end of the block with those that did not agree."""
-
-    @contextmanager
-    def counted(line: str) -> Iterator[Compare]:
-        assert line in LINES
-        wrong: list[str] = []
-        count = [line, 0, 0]
-        request.node.user_properties.append((PROPERTY, count))
-
-        def compare(ours: object, theirs: object, where: object) -> None:
-            count[1] += 1
-            if ours != theirs:
-                count[2] += 1
-                wrong.append(f"{where}: {ours}, expected {theirs}")
-
-        yield compare
-        assert count[1], f"nothing was compared under '{line}'"
-        assert not wrong, "\n".join([f"{len(wrong)} of {count[1]} do not agree", *wrong[:10]])
-
-    return counted
+    """`counting` for the test that asks for it."""
+    return partial(counting, request.node.user_properties)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """One line a count, when any test of this run has counted."""
-    totals = {line: [0, 0] for line in LINES}
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if getattr(report, "when", None) != "call":
-                continue
-            for name, value in report.user_properties:
-                if name == PROPERTY:
-                    line, compared, mismatches = value
-                    totals[line][0] += compared
-                    totals[line][1] += mismatches
-    if any(compared for compared, _ in totals.values()):
+    reports = chain.from_iterable(terminalreporter.stats.values())
+    calls = (each for each in reports if getattr(each, "when", None) == "call")
+    found = totals(each for call in calls for each in call.user_properties)
+    if any(compared for compared, _ in found.values()):
         terminalreporter.section("compared with engines' own answers")
-        for line, (compared, mismatches) in totals.items():
+        for line, (compared, mismatches) in found.items():
             terminalreporter.write_line(f"{line}: {compared}, mismatches {mismatches}")
