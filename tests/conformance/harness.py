@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from oracles.parts import Ints
-from oracles.positions import block_counts, expected_page, name_id, page_bytes, positions, replay, source_page
+from oracles.parts import Ints, Side
+from oracles.positions import FORMATS, block_counts, expected_page, name_id, page_bytes, positions, replay, source_page
 
 import kvlayout
+from kvlayout.algebra.nests import runs
+from kvlayout.emit.tokens import TokenCutter
 from kvlayout.plan.transfer import TransferPlan
 from kvlayout.spec.formats import find_format
 from kvlayout.spec.model import CacheGroup, Spec, spec_of_format
@@ -26,6 +28,7 @@ from kvlayout.spec.model import CacheGroup, Spec, spec_of_format
 __all__ = [
     "DATA", "Pair", "SourcePages", "assert_rank", "assert_right", "model_of", "plan", "records", "some", "spec_of",
     "templates",
+    "tokens_of",
 ]  # fmt: skip
 
 DATA = Path(__file__).parent / "data"
@@ -100,15 +103,15 @@ def plan(pair: Pair) -> TransferPlan:
 def assert_rank(pair: Pair, found: TransferPlan, rank: int, sources: Mapping[int, Ints], group: str = "cache") -> None:
     """The plan's runs give one destination rank the bytes, the payload and the page that the oracle says."""
     expected = pair.expected(rank)
-    runs = found.runs(group, rank)
-    held = replay(runs, sources, expected.shape)
+    rows = found.runs(group, rank)
+    held = replay(rows, sources, expected.shape)
     wrong = np.argwhere(held != expected)
     if len(wrong):
         block, offset = wrong[0].tolist()
         fields = positions(pair.format, pair.dst_params or pair.params, pair.dst, rank)
         there, wanted = (name_id(ids[block, offset], fields) for ids in (held, expected))
         raise AssertionError(f"{pair}, rank {rank}, block {block}, byte {offset}: {there}, expected {wanted}")
-    assert runs[:, 5].sum() == (expected != -1).sum()
+    assert rows[:, 5].sum() == (expected != -1).sum()
 
 
 def assert_right(
@@ -143,6 +146,33 @@ def templates(found: TransferPlan, group: str, rank: int, src_blocks: int) -> li
         for run in template
         if run[1] + n * per.src_blocks < src_blocks
     ]
+
+
+def interval_runs(found: TransferPlan, name: str, rank: int, tokens: tuple[int, int]) -> list[list[int]]:
+    """The runs of a rank for tokens [a, b), counted from the first token of the first blocks; as `Entry.runs`."""
+    group, parallel, rows = found.group(name), found.document.plan, []
+    (moves,) = (moves for moves in group.ranks if moves.rank == rank)
+    cutter = TokenCutter(group, parallel.src, parallel.dst, rank)
+    assert cutter.tokens is not None
+    for n in range(-(-tokens[1] // cutter.tokens)):
+        lo, hi = (min(max(bound - n * cutter.tokens, 0), cutter.tokens) for bound in tokens)
+        for piece in moves.pieces if lo < hi else ():
+            src, dst = n * group.src_blocks + piece.src_block, n * group.dst_blocks + piece.dst_block
+            for nest in cutter.cut(piece, lo, hi):
+                rows += [[piece.src_rank, src, at, dst, to, nbytes] for at, to, nbytes in runs(nest)]
+    return rows
+
+
+def tokens_of(format: str, params: Words, engine: Words, rank: int, blocks: int = 1) -> Ints:
+    """The first token that each byte of a rank's blocks belongs to; -1 for pads."""
+    page, per_state = FORMATS[format](params, Side.of(engine, rank)), params.get("tokens_per_state", 1)
+    found = np.full((blocks, page.size), -1, np.int64)
+    for part in page.fields.values():
+        state = part.where[:, part.coords.index("token")]
+        at = part.where[:, -1:] + np.arange(part.atom)
+        for block in range(blocks):
+            found[block, at] = ((state + block * page.span) * per_state)[:, None]
+    return found
 
 
 def some(ranks: range, most: int) -> list[int]:

@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from oracles.positions import page_bytes, positions
+from numpy.typing import NDArray
+from oracles.positions import page_bytes, positions, replay
 
 import kvlayout
 from kvlayout.spec.model import Spec
 from kvlayout.testing import reseal
 
-from .harness import Pair, assert_right, plan
+from .harness import Pair, SourcePages, assert_right, interval_runs, model_of, plan, tokens_of
 
 Loader = Callable[[str], Spec]
 
@@ -121,6 +122,70 @@ def test_b08_unequal_orders_convert_by_plan() -> None:
     assert (len(equal), len(unequal)) == (1, 4 * 16)
 
 
+def random_pages(blocks: int, nbytes: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Bytes that are nowhere zero, so that what was not written shows."""
+    return np.random.default_rng(seed).integers(1, 256, (blocks, nbytes), np.uint8)
+
+
+STATE = {
+    "num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 3, "head_v_dim": 2, "conv_kernel": 4, "conv_dtype": "bfloat16",
+    "ssm_dtype": "float32",
+}  # fmt: skip
+
+
+def test_b09_a_hit_inside_a_block_takes_tokens_by_range_and_states_whole() -> None:
+    """LMCache#4247: a shared prefix of 40 tokens ends inside the third block of 16.
+
+    Attention bytes of exactly these tokens move, and no byte of the other eight of that block. A state has no tokens:
+    it moves whole where one was stored at the boundary, and not at all where the tables name none.
+    """
+    found = kvlayout.slice_for_tp_transfer(
+        model_of({"attention": ("gqa", gqa(2)), "state": ("gdn", STATE)}), kvlayout.Engine(tp=2), kvlayout.Engine(tp=1)
+    )
+    layers = {group.name: group.layers[0] for group in found.groups}
+    src = {
+        rank: {name: {layers[name]: random_pages(4, found.group(name).src.nbytes, rank)} for name in layers}
+        for rank in range(2)
+    }
+    tables = [3, 0, 2], [1, 3, 0]
+    token = tokens_of("gqa", gqa(2), {"tp": 1}, 0, blocks=3)
+    for state in (([2], [1]), ([], [])):
+        whole, part = (
+            {name: {layers[name]: np.zeros((4, found.group(name).dst.nbytes), np.uint8)} for name in layers}
+            for _ in range(2)
+        )
+        for dst, tokens in ((whole, None), (part, (0, 40))):
+            move = kvlayout.bind(found, dst_rank=0, src=src, dst=dst)
+            move({"attention": tables, "state": state}, tokens=tokens)
+        moved, full = (side["attention"][layers["attention"]] for side in (part, whole))
+        assert (moved[tables[1]] == np.where(token < 40, full[tables[1]], 0)).all()
+        assert full[tables[1]].all() and not moved[2].any()
+        states = part["state"][layers["state"]]
+        assert (states == whole["state"][layers["state"]]).all()
+        assert np.flatnonzero(states.any(axis=1)).tolist() == state[1]
+        assert states[state[1]].all()
+
+
+def test_b12_a_chunk_is_cut_where_the_hit_ends() -> None:
+    """LMCache#2206: a hit ends 228 tokens into a chunk of 256: these move, the live tail of 28 stays as it is.
+
+    The tail that is recomputed is the rest, exactly: both intervals together are the whole chunk, and share no byte.
+    """
+    params = gqa(2)
+    for order in ("HND", "NHD"):
+        pair = Pair("gqa", params, {"tp": 2, "block": 256, "order": order}, {"tp": 1, "block": 16, "order": "HND"})
+        found = assert_right(pair)
+        sources = SourcePages(pair.format, params, pair.src, 1)
+        expected, token = pair.expected(0), tokens_of("gqa", params, pair.dst, 0, blocks=16)
+        hit, tail = (replay(interval_runs(found, "cache", 0, each), sources, expected.shape) for each in CUT_AT_228)
+        assert (hit == np.where(token < 228, expected, -1)).all()
+        assert (tail == np.where(token >= 228, expected, -1)).all()
+        assert ((hit >= 0) != (tail >= 0)).all()
+
+
+CUT_AT_228 = (0, 228), (228, 256)
+
+
 def test_b13_each_rank_reads_its_own_peer() -> None:
     """LMCache#2405: between equal sizes the source rank is one's own, not rank 0."""
     found = assert_right(Pair("gqa", gqa(4), {"tp": 2}, {"tp": 2}))
@@ -203,6 +268,86 @@ def test_b23_rows_of_656_and_576_bytes_have_no_byte_copy(load: Loader) -> None:
         assert "128 bytes of bfloat16" in text and "64 bytes of float8_e4m3" in text
 
 
+def test_b25_how_ids_of_two_sides_relate_belongs_to_the_group(load: Loader) -> None:
+    """vllm-ascend#13934: one factor of ids for two caches of a layer, 8 of one and 1 of the other: ids left the region.
+
+    A layer has a cache in blocks of 16 tokens there and 128 here, and an index in blocks of 128 on both sides. Each
+    group has tables of its own, and those of the other are refused.
+    """
+    spec = load(
+        "num_layers: 1\ngroups:\n"
+        "  cache: {format: gqa, layers: all, params: {num_kv_heads: 2, head_size: 2, dtype: bfloat16}}\n"
+        "  index: {format: indexer_fp8, layers: all, params: {head_dim: 4}}\n"
+    )
+    engines = kvlayout.Engine.parse("cache.block=16,index.block=128"), kvlayout.Engine(block=128)
+    found = kvlayout.slice_for_tp_transfer(spec, *engines)
+    counts = {group.name: (group.src_blocks, group.dst_blocks) for group in found.groups}
+    assert counts == {"cache": (8, 1), "index": (1, 1)}
+    pages = {group.name: (group.src.nbytes, group.dst.nbytes) for group in found.groups}
+    blocks = {"cache": 24, "index": 3}
+    src = {0: {name: {0: random_pages(blocks[name], pages[name][0])} for name in blocks}}
+    dst = {name: {0: np.zeros((3, pages[name][1]), np.uint8)} for name in blocks}
+    tables = {"cache": ([*range(8, 24)], [2, 0]), "index": ([1, 2], [2, 0])}
+    move = kvlayout.bind(found, dst_rank=0, src=src, dst=dst)
+    move(tables)
+    for name, (format, params) in {"cache": ("gqa", gqa(2)), "index": ("indexer_fp8", {"head_dim": 4})}.items():
+        pair = Pair(format, params, {"block": 128 // counts[name][0]}, {"block": 128})
+        assert_right(pair, found=found, name=name)
+        for n, block in enumerate(tables[name][1]):
+            for _, src_block, at, _, to, nbytes in found.runs(name, 0).tolist():
+                page = src[0][name][0][tables[name][0][n * counts[name][0] + src_block]]
+                assert (dst[name][0][block, to : to + nbytes] == page[at : at + nbytes]).all()
+        assert dst[name][0][[0, 2]].all() and not dst[name][0][1].any()
+    for wrong, code in (
+        ({**tables, "index": tables["cache"]}, "KVL605"),
+        ({**tables, "index": ([0, 1, 2], [2, 0])}, "KVL604"),
+        ({**tables, "cache": tables["index"]}, "KVL604"),
+    ):
+        with pytest.raises(kvlayout.SubmitError) as refused:
+            move(wrong)
+        assert {each.code for each in refused.value.problems} == {code}
+
+
+def test_b30_a_plan_tells_how_many_copies_it_takes(load: Loader) -> None:
+    """vllm#55434: 101 regions of 1109 blocks gave 112 thousand descriptors of 45 KB; posting took half of the time.
+
+    Whole pages cost a copy a layer and block. With heads inside tokens it is one a token: the cost says so before
+    anything moves, and that the order is the reason.
+    """
+    spec = load(
+        "num_layers: 101\ngroups:\n"
+        "  cache: {format: gqa, layers: all, params: {num_kv_heads: 4, head_size: 176, dtype: bfloat16}}\n"
+    )
+    words = {"tp": 1, "order": "LBHNC"}
+    equal = kvlayout.slice_for_tp_transfer(spec, kvlayout.Engine(**words), kvlayout.Engine(**words))
+    assert (equal.cost.runs, equal.cost.nbytes, equal.cost.pieces) == (101, 101 * 45056, 101)
+    assert (equal.cost.runs * 1109, equal.cost.bytes_per_run) == (112_009, 45056.0)
+    costs = {
+        order: kvlayout.slice_for_tp_transfer(
+            spec, kvlayout.Engine(tp=2, order=order), kvlayout.Engine(tp=1, order=order)
+        ).cost
+        for order in ("LBHNC", "LBNHC")
+    }
+    assert {order: cost.runs for order, cost in costs.items()} == {"LBHNC": 101 * 2, "LBNHC": 101 * 2 * 16}
+    assert {order: cost.bytes_per_run for order, cost in costs.items()} == {"LBHNC": 22528.0, "LBNHC": 1408.0}
+    assert {cost.pieces for cost in costs.values()} == {101 * 2}
+    assert {cost.nbytes for cost in costs.values()} == {101 * 45056}
+
+
+def test_b30_packed_there_is_one_buffer_a_peer() -> None:
+    pair = Pair("gqa", gqa(4), {"tp": 2, "order": "NHD"}, {"tp": 1, "order": "NHD"})
+    found = assert_right(pair)
+    src = {rank: {"cache": {0: random_pages(5, found.group("cache").src.nbytes, rank)}} for rank in range(2)}
+    there, packed = ({"cache": {0: np.zeros((5, found.group("cache").dst.nbytes), np.uint8)}} for _ in range(2))
+    blocks = {"cache": ([4, 0, 2], [1, 2, 3])}
+    kvlayout.bind(found, dst_rank=0, src=src, dst=there)(blocks)
+    sender, receiver = (kvlayout.bind(found, dst_rank=0, **side) for side in ({"src": src}, {"dst": packed}))
+    assert len(found.runs("cache", 0)) * 3 == 96
+    assert sender.packed_bytes(blocks) == {0: 3 * 256, 1: 3 * 256}
+    receiver.unpack(sender.pack(blocks), blocks)
+    assert (packed["cache"][0] == there["cache"][0]).all() and there["cache"][0][1:4].all()
+
+
 def test_b31_exchanged_sender_ids_are_refuted() -> None:
     """tpu-inference#3379: every destination byte written once, in bounds, and half of them from the wrong sender."""
     found = plan(Pair("gqa", gqa(4), {"tp": 4}, {"tp": 2}))
@@ -254,6 +399,26 @@ def test_b35_one_group_of_mamba2_is_never_sliced() -> None:
         )
         conv = read[read < 8448 * channel] // channel
         assert conv.tolist() == [*range(rank * 4096, (rank + 1) * 4096), *range(8192, 8448)]
+
+
+@pytest.mark.parametrize("blocks", [(1056, 4176), (4176, 1056)])
+def test_a_hybrids_two_sides_have_attention_blocks_of_their_own(blocks: tuple[int, int]) -> None:
+    """The block size of a hybrid follows from its page sizes, and so from the number of ranks: 1056 tokens on one side
+    and 4176 on the other meet again after 91872. Attention is cut anywhere, the tails included; states move whole."""
+    one, other = blocks
+    params = {"num_kv_heads": 2, "head_size": 1, "dtype": "float8_e4m3"}
+    src, dst = ({"tp": tp, "block": block} for tp, block in ((2, one), (1, other)))
+    spec = model_of({"attention": ("gqa", params), "state": ("gdn", STATE)})
+    found = kvlayout.slice_for_tp_transfer(spec, kvlayout.Engine(**src), kvlayout.Engine(**dst))
+    group, pair = found.group("attention"), Pair("gqa", params, src, dst)
+    assert (group.src_blocks * one, group.dst_blocks * other) == (91872, 91872)
+    assert_right(pair, found=found, name="attention")
+    assert_right(Pair("gdn", STATE, {"tp": 2}, {"tp": 1}), found=found, name="state")
+    sources = SourcePages("gqa", params, src, group.src_blocks)
+    expected, token = pair.expected(0), tokens_of("gqa", params, dst, 0, group.dst_blocks)
+    for begin, end in ((0, 10_000), (0, 1056), (4175, 4177), (5280, 91_871), (91_871, 91_872)):
+        held = replay(interval_runs(found, "attention", 0, (begin, end)), sources, expected.shape)
+        assert (held == np.where((begin <= token) & (token < end), expected, -1)).all()
 
 
 def test_b36_an_nvfp4_page_is_cut_in_four() -> None:
