@@ -1,19 +1,25 @@
-"""Random pairs of engines for every format, small enough to be replayed byte by byte.
+"""Random engines for every format, small enough to be replayed byte by byte.
 
-Sizes are drawn from few numbers that often divide each other, so that most pairs can exist; the rest are there to be
-refused. A pair is a source, a destination, and now and then other parameters for the destination.
+For `pairs`, sizes are drawn from few numbers that often divide each other, so that most pairs can exist; the rest are
+there to be refused. A pair is a source, a destination, and now and then other parameters for the destination. The
+engines of `sides` all exist and convert into each other.
 """
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
+from oracles.parts import NotLoadable, Side
 from oracles.positions import FORMATS
+
+from kvlayout.testing import small
 
 from .harness import Pair
 
-__all__ = ["ATTENTION", "PARAMS", "STATES", "pairs"]
+__all__ = ["ATTENTION", "PARAMS", "STATES", "common_span", "pairs", "sides"]
 
 Strategy = st.SearchStrategy[dict[str, Any]]
 
@@ -117,3 +123,58 @@ def pairs(draw: st.DrawFn, format: str) -> Pair:
     elif format in FREE and draw(st.booleans()):
         change = draw(FREE[format])
     return Pair(format, params, src, dst, {**params, **change} if change else None)
+
+
+MOST_BYTES = 12_000
+"""Of the blocks of one rank that make the common token span of all sides."""
+
+SMALL_TP = (1, 2, 3, 4, 6, 8)
+ORDERS, CONVS = st.sampled_from(["LBHNC", "LBNHC"]), st.sampled_from(["DS", "SD"])
+
+
+@st.composite
+def sides(
+    draw: st.DrawFn, format: str, count: int, *, rows: bool = False
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """So many (engine, parameters) of one model, which all exist and convert into each other.
+
+    `rows`: with unequal numbers of speculative tokens.
+    """
+    params = {name: draw(st.sampled_from(choices)) for name, choices in small.PARAMS[format].items()}
+    spec_tokens = draw(st.integers(0, 2))
+    found = []
+    for _ in range(count):
+        if format in ATTENTION:
+            engine = {"block": draw(st.sampled_from([4, 8, 8, 16, 16, 12])), "order": draw(ORDERS)}
+        else:
+            engine = {"conv": draw(CONVS), "spec_tokens": draw(st.integers(0, 3)) if rows else spec_tokens}
+        own = params | {
+            name: draw(st.sampled_from([word for word in words if _exists(format, engine, {**params, name: word})]))
+            for name, words in small.OVERRIDES.get(format, {}).items()
+        }
+        if draw(st.integers(0, 2)) == 0:
+            block, per_state = engine.get("block", 1), params.get("tokens_per_state", 1)
+            runs = [n for n in (1, 2, 4, 8, block) if block % n == n % per_state == 0]
+            cp = {"pcp": draw(st.sampled_from([1, 2, 2, 3])), "dcp": draw(st.sampled_from([1, 2, 2, 3, 4]))}
+            cp["interleave"] = draw(st.sampled_from(runs))
+            engine |= cp if any(_exists(format, {**engine, **cp, "tp": tp}, own) for tp in SMALL_TP) else {}
+        fitting = [tp for tp in SMALL_TP if _exists(format, {**engine, "tp": tp}, own)]
+        found.append(({**engine, "tp": draw(st.sampled_from(fitting))}, own))
+    span = common_span(format, found)
+    for engine, own in found:
+        page = FORMATS[format](own, Side.of(engine, 0))
+        assume(page.size * (span // page.span if span else 1) <= MOST_BYTES)
+    return found
+
+
+def common_span(format: str, found: list[tuple[dict[str, Any], dict[str, Any]]]) -> int:
+    """The states that whole blocks of every side make up; 0 for pages that do not grow."""
+    return lcm(*(FORMATS[format](own, Side.of(engine, 0)).span for engine, own in found))
+
+
+def _exists(format: str, engine: dict[str, Any], params: dict[str, Any]) -> bool:
+    try:
+        FORMATS[format](params, Side.of(engine, 0))
+    except NotLoadable:
+        return False
+    return True

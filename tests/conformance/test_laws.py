@@ -1,0 +1,101 @@
+"""What must hold of plans whatever the layouts are: there and back, by way of a third side, and for part of the tokens.
+
+Laws need no right answer to compare with, only plans of the same model. Pages are filled with ids, equal ones where
+ranks hold the same bytes, and a plan is its runs, replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.parts import Ints, Side
+from oracles.positions import FORMATS, replay
+
+from .draws import ATTENTION, common_span, sides
+from .harness import Pair, SourcePages, interval_runs, plan, some, templates, tokens_of
+
+if TYPE_CHECKING:
+    from conftest import Size
+
+One = tuple[dict[str, Any], dict[str, Any]]
+"""An engine and the parameters of the format there."""
+
+
+def pair_of(format: str, src: One, dst: One) -> Pair:
+    return Pair(format, src[1], src[0], dst[0], dst[1])
+
+
+def blocks_of(format: str, side: One, span: int) -> int:
+    return span // FORMATS[format](side[1], Side.of(side[0], 0)).span if span else 1
+
+
+def held(format: str, side: One, span: int) -> SourcePages:
+    return SourcePages(format, side[1], side[0], blocks_of(format, side, span))
+
+
+def moved(format: str, src: One, dst: One, sources: Mapping[int, Ints], span: int) -> dict[int, Ints]:
+    """What every rank of `dst` holds after the transfer of so many tokens."""
+    pair = pair_of(format, src, dst)
+    found, blocks = plan(pair), blocks_of(format, src, span)
+    shape = blocks_of(format, dst, span), next(found.entries("cache")).page_bytes
+    return {rank: replay(templates(found, "cache", rank, blocks), sources, shape) for rank in pair.ranks}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_there_and_back_restores_every_byte(format: str, size: Size) -> None:
+    @settings(max_examples=size(25, 1000, 5))
+    @given(sides(format, 2))
+    def law(both: list[One]) -> None:
+        a, b = both
+        span = common_span(format, both)
+        before = held(format, a, span)
+        there = moved(format, a, b, before, span)
+        home = moved(format, b, a, there, span)
+        for rank, pages in home.items():
+            assert (pages == before[rank]).all(), f"{both}, rank {rank}"
+
+    law()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_by_way_of_a_third_side_is_the_same(format: str, size: Size) -> None:
+    @settings(max_examples=size(25, 1000, 5))
+    @given(sides(format, 3))
+    def law(three: list[One]) -> None:
+        a, b, c = three
+        span = common_span(format, three)
+        start = held(format, a, span)
+        straight = moved(format, a, c, start, span)
+        around = moved(format, b, c, moved(format, a, b, start, span), span)
+        for rank, pages in straight.items():
+            assert (pages == around[rank]).all(), f"{three}, rank {rank}"
+            assert (pages == held(format, c, span)[rank]).all()
+
+    law()
+
+
+@pytest.mark.parametrize("format", ATTENTION)
+def test_an_interval_is_the_restriction_of_the_whole(format: str, size: Size) -> None:
+    """The tokens of the interval move, to where the whole plan puts them, and none of the others."""
+
+    @settings(max_examples=size(25, 1000, 5))
+    @given(sides(format, 2), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
+    def law(both: list[One], one: int, other: int) -> None:
+        src, dst = both
+        per_state = src[1].get("tokens_per_state", 1)
+        span = common_span(format, both)
+        bounds = sorted(per_state * (each % (span + 1)) for each in (one, other))
+        before, pair = held(format, src, span), pair_of(format, src, dst)
+        found, whole = plan(pair), moved(format, src, dst, before, span)
+        for rank in some(pair.ranks, 3):
+            token = tokens_of(format, dst[1], dst[0], rank, len(whole[rank]))
+            part = replay(interval_runs(found, "cache", rank, (bounds[0], bounds[1])), before, whole[rank].shape)
+            inside = (bounds[0] <= token) & (token < bounds[1])
+            assert (part == np.where(inside, whole[rank], -1)).all(), f"{both}, rank {rank}, tokens {bounds}"
+
+    law()
