@@ -33,12 +33,14 @@ class Finding(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """Counts of what was verified. `pairs`: spec x ordered engine pair; `plans`: distinct digests."""
+    """Counts of what was verified. `pairs`: spec x ordered engine pair; `plans`: distinct digests; `identities`: those
+    of `plans` that leave every byte where it is, in the same rank."""
 
     format_version: int = 1
     specs: int = 0
     pairs: int = 0
     plans: int = 0
+    identities: int = 0
     proved: int = 0
     refuted: int = 0
     unproved: int = 0

@@ -11,6 +11,7 @@ from kvlayout.cli.report import ArtifactResult, Report
 from kvlayout.data import specs_dir
 from kvlayout.errors import KvLayoutError, PlanRefused, Problem, SpecError, problem
 from kvlayout.ir import digest
+from kvlayout.plan.artifact import Plan
 from kvlayout.plan.planner import Planner
 from kvlayout.spec.engine import Engine
 from kvlayout.spec.formats import load_format
@@ -113,8 +114,10 @@ class Sweep:
             return
         found = digest(plan)
         verdict = checker.check(plan, f"{spec.name}: plan {src} -> {dst}", found)
-        self._digests.add(found)
-        self.report.plans = len(self._digests)
+        if found not in self._digests:
+            self._digests.add(found)
+            self.report.plans += 1
+            self.report.identities += _is_identity(plan)
         setattr(self.report, verdict.status, getattr(self.report, verdict.status) + 1)
         if not verdict.proved:
             self._find(verdict.problems)
@@ -180,6 +183,20 @@ class Sweep:
         self.report.artifacts.append(ArtifactResult(str(path), verdict.status, verdict.digest))
         if not verdict.proved:
             self._find(verdict.problems)
+
+
+def _is_identity(plan: Plan) -> bool:
+    """Whether every rank would only copy its own pages to themselves."""
+    return (plan.src.stage_ranks, plan.src.stages) == (plan.dst.stage_ranks, plan.dst.stages) and all(
+        group.src.nbytes == group.dst.nbytes
+        and all(
+            (piece.src_rank, piece.src_block, piece.src_offset) == (moves.rank, piece.dst_block, piece.dst_offset)
+            and all(ss == ds for _, ss, ds in piece.loops)
+            for moves in group.ranks
+            for piece in moves.pieces
+        )
+        for group in plan.groups
+    )
 
 
 def files_of(paths: Sequence[str]) -> list[Path]:

@@ -108,7 +108,9 @@ def _print_text(sweep: Sweep, quiet: bool, verbose: bool, seconds: float) -> Non
             f"{getattr(report, name)} {name}" for name in ("proved", "refuted", "unproved", "refused", "unloadable")
         )
         specs, pairs, plans = (
-            counted(report.specs, "spec"), counted(report.pairs, "engine pair"), counted(report.plans, "different plan")
+            counted(report.specs, "spec"), counted(report.pairs, "engine pair"),
+            counted(report.plans - report.identities, "different plan"),
         )  # fmt: skip
-        click.echo(f"{specs}, {pairs}, {plans}: {counts}")
+        same = f"{report.identities} identit{'y' if report.identities == 1 else 'ies'}"
+        click.echo(f"{specs}, {pairs}, {plans} and {same}: {counts}")
         click.echo(f"in {seconds:.1f} s")
