@@ -136,8 +136,8 @@ STATE = {
 def test_b09_a_hit_inside_a_block_takes_tokens_by_range_and_states_whole() -> None:
     """LMCache#4247: a shared prefix of 40 tokens ends inside the third block of 16.
 
-    Attention bytes of exactly these tokens move, and no byte of the other eight of that block. A state has no tokens:
-    it moves whole where one was stored at the boundary, and not at all where the tables name none.
+    Attention bytes of exactly these tokens move and none of the other eight of that block, or only those of the
+    eight. A state has no tokens: it moves whole where one was stored at the boundary, and not where no table names it.
     """
     found = kvlayout.slice_for_tp_transfer(
         model_of({"attention": ("gqa", gqa(2)), "state": ("gdn", STATE)}), kvlayout.Engine(tp=2), kvlayout.Engine(tp=1)
@@ -149,16 +149,16 @@ def test_b09_a_hit_inside_a_block_takes_tokens_by_range_and_states_whole() -> No
     }
     tables = [3, 0, 2], [1, 3, 0]
     token = tokens_of("gqa", gqa(2), {"tp": 1}, 0, blocks=3)
-    for state in (([2], [1]), ([], [])):
+    for state, (begin, end) in ((([2], [1]), (0, 40)), (([], []), (0, 40)), (([], []), (40, 48))):
         whole, part = (
             {name: {layers[name]: np.zeros((4, found.group(name).dst.nbytes), np.uint8)} for name in layers}
             for _ in range(2)
         )
-        for dst, tokens in ((whole, None), (part, (0, 40))):
+        for dst, tokens in ((whole, None), (part, (begin, end))):
             move = kvlayout.bind(found, dst_rank=0, src=src, dst=dst)
             move({"attention": tables, "state": state}, tokens=tokens)
         moved, full = (side["attention"][layers["attention"]] for side in (part, whole))
-        assert (moved[tables[1]] == np.where(token < 40, full[tables[1]], 0)).all()
+        assert (moved[tables[1]] == np.where((begin <= token) & (token < end), full[tables[1]], 0)).all()
         assert full[tables[1]].all() and not moved[2].any()
         states = part["state"][layers["state"]]
         assert (states == whole["state"][layers["state"]]).all()

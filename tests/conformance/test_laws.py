@@ -6,15 +6,23 @@ ranks hold the same bytes, and a plan is its runs, replayed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from oracles.parts import Ints, Side
 from oracles.positions import FORMATS, replay
+
+import kvlayout
+from kvlayout.ir import span
+from kvlayout.plan.planner import PlannedGroup, Planner
+from kvlayout.plan.transfer import expand_runs
+from kvlayout.testing.strategies import MAX_BYTES, PagePair, page_pairs
+from kvlayout.verify.replay import GroupPages
 
 from .draws import ATTENTION, common_span, sides
 from .harness import Pair, SourcePages, interval_runs, plan, some, templates, tokens_of
@@ -77,6 +85,39 @@ def test_by_way_of_a_third_side_is_the_same(format: str, size: Size) -> None:
             assert (pages == held(format, c, span)[rank]).all()
 
     law()
+
+
+def test_there_and_back_between_pages_that_no_engine_has(size: Size) -> None:
+    """Any nesting of any axes, with digits, pads, buffers, packings, shares and rows that only one side has."""
+    seen = Counter[str]()
+
+    @settings(max_examples=size(150, 4000, 20), suppress_health_check=[HealthCheck.filter_too_much])
+    @given(page_pairs())
+    def law(pair: PagePair) -> None:
+        assume(span(pair.src.tree) * pair.src_parallel.stage_ranks <= MAX_BYTES)
+        assume(span(pair.dst.tree) * pair.dst_parallel.stage_ranks <= MAX_BYTES)
+        parallels = pair.src_parallel, pair.dst_parallel
+        try:
+            there = Planner().plan("there", [PlannedGroup("cache", (0,), pair.src, pair.dst)], *parallels)
+        except kvlayout.PlanRefused:
+            with pytest.raises(kvlayout.PlanRefused):  # what cannot be converted cannot be converted back
+                Planner().plan("back", [PlannedGroup("cache", (0,), pair.dst, pair.src)], *parallels[::-1])
+            seen["refused"] += 1
+            return
+        back = Planner().plan("back", [PlannedGroup("cache", (0,), pair.dst, pair.src)], *parallels[::-1])
+        ours, theirs = (GroupPages(each.groups[0], each.src, each.dst, 1 << 24) for each in (there, back))
+        pages = dict(enumerate(ours.sources))
+        for way in (there, back):
+            group = way.groups[0]
+            shape = group.dst_blocks, span(group.dst.tree)
+            pages = {moves.rank: replay(expand_runs(moves.pieces), pages, shape) for moves in group.ranks}
+        for rank, held in pages.items():
+            assert (held == np.where(theirs.wanted(rank)[1] >= 0, ours.sources[rank], -1)).all()
+            seen["rows left"] += bool((held != ours.sources[rank]).any())
+        seen["there and back"] += 1
+
+    law()
+    assert seen["there and back"] > seen["refused"]
 
 
 @pytest.mark.parametrize("format", ATTENTION)
