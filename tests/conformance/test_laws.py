@@ -117,7 +117,7 @@ def test_there_and_back_between_pages_that_no_engine_has(size: Size) -> None:
         seen["there and back"] += 1
 
     law()
-    assert seen["there and back"] > seen["refused"]
+    assert seen["there and back"] >= size(30, 800, 1) and (size.name == "quick" or seen["rows left"])
 
 
 @pytest.mark.parametrize("format", ATTENTION)
