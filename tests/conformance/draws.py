@@ -7,19 +7,20 @@ engines of `sides` all exist and convert into each other.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from math import lcm
 from typing import Any
 
 from hypothesis import assume
 from hypothesis import strategies as st
-from oracles.parts import NotLoadable, Side
+from oracles.parts import NotLoadable, Page, Side
 from oracles.positions import FORMATS
 
 from kvlayout.testing import small
 
 from .harness import Pair
 
-__all__ = ["ATTENTION", "PARAMS", "STATES", "common_span", "pairs", "sides"]
+__all__ = ["ATTENTION", "PARAMS", "STATES", "common_span", "page_of", "pairs", "sides"]
 
 Strategy = st.SearchStrategy[dict[str, Any]]
 
@@ -134,16 +135,17 @@ ORDERS, CONVS = st.sampled_from(["LBHNC", "LBNHC"]), st.sampled_from(["DS", "SD"
 
 @st.composite
 def sides(
-    draw: st.DrawFn, format: str, count: int, *, rows: bool = False
+    draw: st.DrawFn, format: str, count: int, *, rows: bool = False, tiled: Container[int] = ()
 ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """So many (engine, parameters) of one model, which all exist and convert into each other.
 
-    `rows`: with unequal numbers of speculative tokens.
+    `rows`: with unequal numbers of speculative tokens. `tiled`: the sides that may be made of kernel blocks, which the
+    oracle does not know.
     """
     params = {name: draw(st.sampled_from(choices)) for name, choices in small.PARAMS[format].items()}
     spec_tokens = draw(st.integers(0, 2))
     found = []
-    for _ in range(count):
+    for index in range(count):
         if format in ATTENTION:
             engine = {"block": draw(st.sampled_from([4, 8, 8, 16, 16, 12])), "order": draw(ORDERS)}
         else:
@@ -159,22 +161,31 @@ def sides(
             cp["interleave"] = draw(st.sampled_from(runs))
             engine |= cp if any(_exists(format, {**engine, **cp, "tp": tp}, own) for tp in SMALL_TP) else {}
         fitting = [tp for tp in SMALL_TP if _exists(format, {**engine, "tp": tp}, own)]
-        found.append(({**engine, "tp": draw(st.sampled_from(fitting))}, own))
+        engine["tp"] = draw(st.sampled_from(fitting))
+        if index in tiled and format in ATTENTION and draw(st.booleans()):
+            divisors = [n for n in (1, 2, 4, 8) if engine["block"] % n == 0 and _exists(format, {"block": n}, own)]
+            engine["kernel_block"] = draw(st.sampled_from(divisors or [engine["block"]]))
+        found.append((engine, own))
     span = common_span(format, found)
     for engine, own in found:
-        page = FORMATS[format](own, Side.of(engine, 0))
+        page = page_of(format, engine, own)
         assume(page.size * (span // page.span if span else 1) <= MOST_BYTES)
     return found
 
 
+def page_of(format: str, engine: dict[str, Any], params: dict[str, Any]) -> Page:
+    """The oracle's page on rank 0, without regard to kernel blocks."""
+    return FORMATS[format](params, Side.of({word: n for word, n in engine.items() if word != "kernel_block"}, 0))
+
+
 def common_span(format: str, found: list[tuple[dict[str, Any], dict[str, Any]]]) -> int:
     """The states that whole blocks of every side make up; 0 for pages that do not grow."""
-    return lcm(*(FORMATS[format](own, Side.of(engine, 0)).span for engine, own in found))
+    return lcm(*(page_of(format, engine, own).span for engine, own in found))
 
 
 def _exists(format: str, engine: dict[str, Any], params: dict[str, Any]) -> bool:
     try:
-        FORMATS[format](params, Side.of(engine, 0))
+        page_of(format, engine, params)
     except NotLoadable:
         return False
     return True

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from oracles.parts import Ints, Side
+from oracles.parts import Ints
 from oracles.positions import FORMATS, replay
 
 import kvlayout
@@ -24,7 +24,7 @@ from kvlayout.plan.transfer import expand_runs
 from kvlayout.testing.strategies import MAX_BYTES, PagePair, page_pairs
 from kvlayout.verify.replay import GroupPages
 
-from .draws import ATTENTION, common_span, sides
+from .draws import ATTENTION, common_span, page_of, sides
 from .harness import Pair, SourcePages, interval_runs, plan, some, templates, tokens_of
 
 if TYPE_CHECKING:
@@ -39,10 +39,11 @@ def pair_of(format: str, src: One, dst: One) -> Pair:
 
 
 def blocks_of(format: str, side: One, span: int) -> int:
-    return span // FORMATS[format](side[1], Side.of(side[0], 0)).span if span else 1
+    return span // page_of(format, *side).span if span else 1
 
 
 def held(format: str, side: One, span: int) -> SourcePages:
+    """The ids that a side of no kernel blocks holds."""
     return SourcePages(format, side[1], side[0], blocks_of(format, side, span))
 
 
@@ -50,6 +51,7 @@ def moved(format: str, src: One, dst: One, sources: Mapping[int, Ints], span: in
     """What every rank of `dst` holds after the transfer of so many tokens."""
     pair = pair_of(format, src, dst)
     found, blocks = plan(pair), blocks_of(format, src, span)
+    assert found.group("cache").dst.block == dst[0].get("block")
     shape = blocks_of(format, dst, span), next(found.entries("cache")).page_bytes
     return {rank: replay(templates(found, "cache", rank, blocks), sources, shape) for rank in pair.ranks}
 
@@ -57,7 +59,7 @@ def moved(format: str, src: One, dst: One, sources: Mapping[int, Ints], span: in
 @pytest.mark.parametrize("format", FORMATS)
 def test_there_and_back_restores_every_byte(format: str, size: Size) -> None:
     @settings(max_examples=size(25, 1000, 5))
-    @given(sides(format, 2))
+    @given(sides(format, 2, tiled=[1]))
     def law(both: list[One]) -> None:
         a, b = both
         span = common_span(format, both)
@@ -73,7 +75,7 @@ def test_there_and_back_restores_every_byte(format: str, size: Size) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_by_way_of_a_third_side_is_the_same(format: str, size: Size) -> None:
     @settings(max_examples=size(25, 1000, 5))
-    @given(sides(format, 3))
+    @given(sides(format, 3, tiled=[1]))
     def law(three: list[One]) -> None:
         a, b, c = three
         span = common_span(format, three)
@@ -125,18 +127,24 @@ def test_an_interval_is_the_restriction_of_the_whole(format: str, size: Size) ->
     """The tokens of the interval move, to where the whole plan puts them, and none of the others."""
 
     @settings(max_examples=size(25, 1000, 5))
-    @given(sides(format, 2), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
-    def law(both: list[One], one: int, other: int) -> None:
-        src, dst = both
-        per_state = src[1].get("tokens_per_state", 1)
-        span = common_span(format, both)
-        bounds = sorted(per_state * (each % (span + 1)) for each in (one, other))
-        before, pair = held(format, src, span), pair_of(format, src, dst)
+    @given(sides(format, 3, tiled=[1, 2]), st.integers(0, 1 << 20), st.integers(0, 1 << 20))
+    def law(three: list[One], one: int, other: int) -> None:
+        plain, src, dst = three
+        per_state = plain[1].get("tokens_per_state", 1)
+        span = common_span(format, three)
+        begin, end = sorted(per_state * (each % (span + 1)) for each in (one, other))
+        start = held(format, plain, span)
+        before, pair = moved(format, plain, src, start, span), pair_of(format, src, dst)
         found, whole = plan(pair), moved(format, src, dst, before, span)
+        token = {-1: -1}  # by id
+        for rank in range(plain[0]["tp"] * plain[0].get("pcp", 1)):
+            pages = start[rank]
+            tokens = tokens_of(format, plain[1], plain[0], rank, len(pages))
+            token |= dict(zip(pages.ravel().tolist(), tokens.ravel().tolist(), strict=True))
         for rank in some(pair.ranks, 3):
-            token = tokens_of(format, dst[1], dst[0], rank, len(whole[rank]))
-            part = replay(interval_runs(found, "cache", rank, (bounds[0], bounds[1])), before, whole[rank].shape)
-            inside = (bounds[0] <= token) & (token < bounds[1])
-            assert (part == np.where(inside, whole[rank], -1)).all(), f"{both}, rank {rank}, tokens {bounds}"
+            tokens = np.vectorize(token.__getitem__)(whole[rank])
+            part = replay(interval_runs(found, "cache", rank, (begin, end)), before, whole[rank].shape)
+            inside = (begin <= tokens) & (tokens < end)
+            assert (part == np.where(inside, whole[rank], -1)).all(), f"{three}, rank {rank}, tokens {begin}:{end}"
 
     law()

@@ -59,6 +59,11 @@ def pages_at(stride: int) -> Callable[[int, int], int]:
     return lambda block, at: block * stride + at
 
 
+def planes_at(unit: int, stride: int, blocks: int) -> Callable[[int, int], int]:
+    """The same for pages of two times `unit` bytes, in a buffer each: so many blocks of the first, then the second."""
+    return lambda block, at: at // unit * blocks * stride + block * stride + at % unit
+
+
 def project(
     found: TransferPlan, rank: int, ids: tuple[list[int], list[int]], src: Callable[[int, int], int],
     dst: Callable[[int, int], int], *, local: str,
@@ -219,45 +224,39 @@ def geometry(case: dict[str, Any]) -> list[object]:
 
     A tensor [B, H, N, C] is a page a block. One that begins with 2 keeps keys and values in regions of their own; in
     one [B, 2, ...] a page is a plane of keys and a plane of values. Where a kernel's blocks are smaller than the
-    engine's, a block is several of them: as the tokens of one page where these lie on end, else as ids.
+    engine's, a block is several of them, end to end.
     """
     words = case["inputs"]
     shape, strides = words["shape"], [each * words["elem"] for each in words["stride"]]
     heads, size, tokens = words["num_kv_heads"], words["head_size"], words["block_size"]
     params = {"num_kv_heads": heads, "head_size": size, "dtype": "bfloat16"}
-    blocks = shape[1] if shape[0] == 2 else shape[0]
-    kernel = prod(shape) // (blocks * heads * size) // (1 if words["is_mla"] else 2)
-    factor, ids = tokens // kernel, 1
-    remote_blocks = words["remote_num_blocks"] or blocks // factor
+    kernel_blocks = shape[1] if shape[0] == 2 else shape[0]
+    kernel_block = prod(shape) // (kernel_blocks * heads * size) // (1 if words["is_mla"] else 2)
+    factor = tokens // kernel_block
+    blocks, order = kernel_blocks // factor, "HND" if "/hnd" in case["id"] else "NHD"
     if len(shape) == 4:
         spec = spec_of("mla", MLA | {"kv_lora_rank": size - 1}) if words["is_mla"] else spec_of("gqa", params)
-    elif shape[0] == 2:
-        spec = spec_of_format(BUFFERS, params, "test")
     else:
-        spec, ids, tokens = spec_of_format(SPLIT, params, "test"), factor, kernel
-    engine = kvlayout.Engine(block=tokens, order="HND" if "/hnd" in case["id"] else "NHD")
+        spec = spec_of_format(BUFFERS if shape[0] == 2 else SPLIT, params, "test")
+    # with tokens outermost, kernel blocks of a buffer are the tokens of one block; and buffers have no tiles
+    tiles = {"kernel_block": kernel_block} if factor > 1 and shape[0] != 2 else {}
+    engine = kvlayout.Engine(block=tokens, order=order, **tiles)
     found = kvlayout.slice_for_tp_transfer(spec, engine, engine)
     page = found.group("cache").dst
-    tables = [
-        [block * ids + part for block in words[side][: len(words["local_blocks"])] for part in range(ids)]
-        for side in ("remote_blocks", "local_blocks")
-    ]
+    tables = [words[side][: len(words["local_blocks"])] for side in ("remote_blocks", "local_blocks")]
     if page.buffers:
-        stride, unit = strides[1] * factor, dict(page.buffers)["k"]
-        units = 1
-        places = [
-            lambda block, at, plane=count * stride: at // unit * plane + block * stride + at % unit
-            for count in (remote_blocks, blocks // factor)
-        ]
-        regions = [(blocks // factor - 1) * stride + unit] * 2
+        unit, stride = dict(page.buffers)["k"], strides[1] * factor
+        places = [planes_at(unit, stride, count) for count in (words["remote_num_blocks"] or blocks, blocks)]
+        regions = [(blocks - 1) * stride + unit] * 2
     else:
-        places = [pages_at(strides[0])] * 2
-        # MoRIIO counts planes of a page that the kernel does not split, a plan the page
-        planes = 2 if len(shape) == 5 and factor == 1 else 1
-        unit, units = page.nbytes * ids // planes, planes
-        regions = [(blocks - 1) * strides[0] + page.nbytes]
+        stride = strides[0] * factor
+        # MoRIIO counts the planes of a page that is not tiled, a plan the page
+        unit = page.nbytes // (2 if len(shape) == 5 and factor == 1 else 1)
+        places = [pages_at(stride)] * 2
+        regions = [(blocks - 1) * stride + page.nbytes]
     ((_, segments),) = project(found, 0, (tables[0], tables[1]), *places, local="dst").items()
-    return [unit, regions, columns(merged(segments)), columns(segments) if units == ids == 1 else None]
+    apart = columns(segments) if unit == segments[0][2] else None
+    return [unit, regions, columns(merged(segments)), apart]
 
 
 def test_the_file_has_geometries() -> None:
