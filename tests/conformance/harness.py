@@ -26,9 +26,8 @@ from kvlayout.spec.formats import find_format
 from kvlayout.spec.model import CacheGroup, Spec, spec_of_format
 
 __all__ = [
-    "DATA", "Pair", "SourcePages", "assert_rank", "assert_right", "model_of", "plan", "records", "some", "spec_of",
-    "templates",
-    "tokens_of",
+    "DATA", "Pair", "SourcePages", "assert_rank", "assert_right", "interval_runs", "model_of", "plan", "records",
+    "some", "spec_of", "templates", "tokens_of",
 ]  # fmt: skip
 
 DATA = Path(__file__).parent / "data"

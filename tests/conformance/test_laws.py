@@ -73,6 +73,23 @@ def test_there_and_back_restores_every_byte(format: str, size: Size) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_equal_sides_keep_their_places(format: str, size: Size) -> None:
+    """Between equal engines each rank reads its own pages, each byte from where it belongs, in the fewest runs."""
+
+    @settings(max_examples=size(15, 500, 5))
+    @given(sides(format, 1, tiled=[0]))
+    def law(alone: list[One]) -> None:
+        found = plan(pair_of(format, alone[0], alone[0]))
+        for entry in found.entries("cache"):
+            runs = entry.runs()
+            assert (runs[:, 0] == entry.rank).all()
+            assert (runs[:, 1:3] == runs[:, 3:5]).all()
+            assert (runs[1:, 2] > runs[:-1, 2] + runs[:-1, 5]).all()  # only a pad stands between two runs
+
+    law()
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_by_way_of_a_third_side_is_the_same(format: str, size: Size) -> None:
     @settings(max_examples=size(25, 1000, 5))
     @given(sides(format, 3, tiled=[1]))
