@@ -123,6 +123,22 @@ def test_the_common_refinement_of_two_block_sizes(tokens: tuple[int, int]) -> No
             assert [group.src_blocks, group.dst_blocks] == [span // block for block in there]
 
 
+@pytest.mark.parametrize(("order", "runs"), [("HND", 8), ("NHD", 1)])
+def test_sixteen_tokens_into_sixty_four(order: str, runs: int) -> None:
+    """Head h, token t of a page of 64 is head h, token t % 16 of block t // 16: eight runs of a block, or all of it."""
+    params = {"num_kv_heads": 8, "head_size": 4, "dtype": "bfloat16"}
+    pair = Pair("gqa", params, {"block": 16, "order": order}, {"block": 64, "order": order})
+    nbytes = 8 * 16 * 16 // runs
+    wanted = [
+        [0, block, head * nbytes, 0, (head * 64 + block * 16) * 16 if runs == 8 else block * nbytes, nbytes]
+        for block in range(4)
+        for head in range(runs)
+    ]
+    assert sorted(assert_right(pair).runs("cache", 0).tolist()) == sorted(wanted)
+    back = [[0, dst, to, src, at, nbytes] for _, src, at, dst, to, nbytes in wanted]
+    assert sorted(assert_right(pair.back).runs("cache", 0).tolist()) == sorted(back)
+
+
 def test_a_state_page_moves_whole_at_any_block_size() -> None:
     params = {"num_heads": 4, "head_dim": 2, "dtype": "bfloat16"}
     group = plan(Pair("linear", params, {"tp": 1}, {"tp": 2})).group("cache")
