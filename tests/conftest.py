@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from comparisons import totals
 from hypothesis import HealthCheck, settings
 
 T = TypeVar("T")
@@ -70,6 +72,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     return f"size: {config.getoption('--size')}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was compared with engines' own answers, when any test of this run did."""
+    reports = chain.from_iterable(terminalreporter.stats.values())
+    calls = (each for each in reports if getattr(each, "when", None) == "call")
+    found = totals(each for call in calls for each in call.user_properties)
+    if any(compared for compared, _ in found.values()):
+        terminalreporter.section("compared with engines' own answers")
+        for line, (compared, mismatches) in found.items():
+            terminalreporter.write_line(f"{line}: {compared}, mismatches {mismatches}")
 
 
 @pytest.fixture(scope="session")

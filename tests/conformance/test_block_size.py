@@ -18,7 +18,7 @@ from oracles.positions import expected_page, replay
 from .harness import Pair, SourcePages, assert_right, plan, records, templates
 
 if TYPE_CHECKING:
-    from .conftest import Tally
+    from comparisons import Tally
 
 CASES = records("block_size.jsonl")
 ANSWERED = [case for case in CASES if "expected" in case]

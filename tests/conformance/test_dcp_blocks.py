@@ -18,7 +18,7 @@ from kvlayout.plan.transfer import TransferPlan
 from .harness import Pair, assert_right, plan, records, templates
 
 if TYPE_CHECKING:
-    from .conftest import Tally
+    from comparisons import Tally
 
 CASES = records("dcp_blocks.jsonl")
 BLOCK = 16

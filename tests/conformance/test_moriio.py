@@ -24,7 +24,7 @@ from kvlayout.spec.model import spec_of_format
 from .harness import DATA, Pair, assert_right, plan, records, spec_of
 
 if TYPE_CHECKING:
-    from .conftest import Tally
+    from comparisons import Tally
 
 LINE = "MoRIIO projections compared"
 CASES = records("moriio.jsonl")

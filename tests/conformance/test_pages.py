@@ -13,9 +13,8 @@ import kvlayout
 from .harness import Pair, SourcePages, assert_rank, plan, records
 
 if TYPE_CHECKING:
+    from comparisons import Tally
     from conftest import Size
-
-    from .conftest import Tally
 
 CASES = records("pages.jsonl")
 SHARDABLE = [case for case in CASES if "dst_ranks" in case]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from .conftest import LINES, Properties, counting, totals
+from comparisons import LINES, Properties, counting, totals
 
 
 def count(properties: Properties, *pairs: tuple[int, int]) -> None:

@@ -17,7 +17,7 @@ from kvlayout.plan.transfer import TransferPlan
 from .harness import Pair, assert_right, model_of, records, some
 
 if TYPE_CHECKING:
-    from .conftest import Tally
+    from comparisons import Tally
 
 CASES = records("tp_mapping.jsonl")
 MAPPED = [case for case in CASES if "ranks" in case.get("expected", {}) and case.get("loadable", 1)]
