@@ -15,6 +15,8 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from oracles.parts import NotLoadable, Page, Side
 from oracles.positions import FORMATS
+from oracles.sglang import SGLANG_STATE
+from oracles.state import STATE as VLLM_STATE
 
 from kvlayout.testing import small
 
@@ -37,6 +39,7 @@ STATE_DTYPES = {
     "conv_dtype": DTYPES,
     "ssm_dtype": st.sampled_from(["float32", "bfloat16"]),
 }
+ALIGN = st.sampled_from([1, 7, 64])
 
 PARAMS: dict[str, Strategy] = {
     "gqa": st.fixed_dictionaries(
@@ -58,10 +61,11 @@ PARAMS: dict[str, Strategy] = {
     "mla_fp8_ds": st.fixed_dictionaries({}, optional={"kv_lora_rank": st.sampled_from([512, 512, 512, 256])}),
     "mla_nvfp4_ds": st.fixed_dictionaries({}, optional={"qk_rope_head_dim": st.sampled_from([64, 64, 64, 128])}),
     "indexer_fp8": st.fixed_dictionaries(
-        {"head_dim": WIDTHS}, optional={"tokens_per_state": st.sampled_from([1, 2, 4])}
+        {"head_dim": WIDTHS}, optional={"tokens_per_state": st.sampled_from([1, 2, 4]), "align": ALIGN}
     ),
     "indexer_mxfp4": st.fixed_dictionaries(
-        {"head_dim": st.sampled_from([32, 64, 64, 20])}, optional={"tokens_per_state": st.sampled_from([1, 2, 4])}
+        {"head_dim": st.sampled_from([32, 64, 64, 20])},
+        optional={"tokens_per_state": st.sampled_from([1, 2, 4]), "align": ALIGN},
     ),
     "dsv4_fp8": st.fixed_dictionaries({}, optional={"tokens_per_state": st.sampled_from([1, 2, 4, 16])}),
     "mamba1": st.fixed_dictionaries({"intermediate_size": MANY, "state_size": WIDTHS, **STATE_DTYPES}),
@@ -80,12 +84,76 @@ PARAMS: dict[str, Strategy] = {
 }  # fmt: skip
 """Parameters by format."""
 
-ATTENTION = [name for name in FORMATS if name.startswith(("gqa", "nvfp4", "mla", "indexer", "dsv4"))]
-STATES = [name for name in FORMATS if name not in ATTENTION]
+_STATES_OF = {"tokens_per_state": st.sampled_from([1, 2, 4])}
+
+
+def _heads(*widths: int, two: bool = False, **more: st.SearchStrategy[Any]) -> Strategy:
+    """KV heads of one of these widths; with `two`, values may have another one."""
+    width = st.sampled_from(widths)
+    needed = {"num_kv_heads": COUNTS, "head_size": width, **more}
+    return st.fixed_dictionaries(needed, optional={"head_size_v": width} if two else {})
+
+
+_PIECES = {"dtype": DTYPES, "encoding": st.sampled_from(["bfloat16", "float8_e4m3fnuz"])}
+PARAMS |= {
+    "gqa_rocm": _heads(16, 16, 32, 8, **_PIECES),
+    "gqa_aiter": _heads(16, 16, 32, 8, **_PIECES),
+    **{
+        name: _heads(
+            8, 8, 16, 4, key_bits=st.sampled_from([8, 4, 3]), value_bits=st.sampled_from([4, 4, 3]),
+            fp8_keys=st.sampled_from(["e4m3", "e4b15"]),
+        )
+        for name in ("turboquant", "turboquant_soa")
+    },
+    "ultraquant": _heads(32, 32, 64, 48),
+    "nvfp4_msa": _heads(128, 128, 64),
+    **{
+        f"mla_{x}_per_token_head": st.fixed_dictionaries({"kv_lora_rank": WIDTHS, "qk_rope_head_dim": WIDTHS})
+        for x in ("int8", "fp8", "int4")
+    },
+    "dsv4": st.fixed_dictionaries({"dtype": DTYPES}, optional=_STATES_OF),
+    "dsv41_fp8": st.fixed_dictionaries({}, optional=_STATES_OF),
+    "dsv41_nvfp4": st.fixed_dictionaries({}, optional=_STATES_OF),
+    "dsv4_compressor": st.fixed_dictionaries(
+        {"ratio": st.sampled_from([4, 128]), "head_dim": WIDTHS}, optional={"align": ALIGN}
+    ),
+    "indexer_m3": st.fixed_dictionaries({"head_dim": WIDTHS, "dtype": DTYPES}, optional=_STATES_OF),
+    "sglang_mha": _heads(1, 3, 4, two=True, **_PIECES),
+    "sglang_mha_aiter": _heads(16, 16, 16, 32, 8, two=True, **_PIECES),
+    "sglang_mha_fp4": _heads(
+        64, 64, 128, 16, 24, recipe=st.sampled_from(["fp4_mx_block16", "nvfp4", "nvfp4"]),
+        scale_layout=st.sampled_from(["linear", "native"]), scale_unit=st.sampled_from(["checkpoint", "six"]),
+    ),
+    "sglang_mha_mxfp8": _heads(32, 32, 64, 16, two=True),
+    "sglang_mla": PARAMS["mla"],
+    "sglang_mla_fp4": st.fixed_dictionaries(
+        {"kv_lora_rank": st.sampled_from([12, 28]), "qk_rope_head_dim": st.sampled_from([4, 4, 20, 3])}
+    ),
+    "sglang_indexer": st.fixed_dictionaries({}, optional=_STATES_OF | {"head_dim": st.sampled_from([128, 64])}),
+    **{f"sglang_{name}": PARAMS[name] for name in ("mamba1", "mamba2", "gdn", "kda")},
+    "ple_conv": st.fixed_dictionaries(
+        {"conv_dim": MANY, "conv_kernel": st.integers(2, 4), "dilation": WIDTHS, "conv_dtype": DTYPES}
+    ),
+    "mamba2_replay": st.fixed_dictionaries(
+        {
+            "num_heads": MANY, "head_dim": WIDTHS, "n_groups": st.sampled_from([1, 2, 8, 24, 48]),
+            "state_size": WIDTHS, "window": WIDTHS, "lookahead": st.sampled_from([0, 0, 1]), **STATE_DTYPES,
+        }
+    ),
+    "kda_recover": PARAMS["kda"],
+    "kpool_ring": st.fixed_dictionaries({"head_dim": WIDTHS, "kpool": st.integers(2, 5)}),
+    "qsa_ring": st.fixed_dictionaries(
+        {"head_dim": WIDTHS, "ratio": WIDTHS}, optional={"positions": st.sampled_from(["none", "mrope"])}
+    ),
+}  # fmt: skip
+
+STATES = [*VLLM_STATE, *SGLANG_STATE]
+ATTENTION = [name for name in FORMATS if name not in STATES]
 
 FREE: dict[str, Strategy] = {
     "gqa": st.fixed_dictionaries({"kv_packing": st.sampled_from(["content", "planes"])}),
     "nvfp4": st.fixed_dictionaries({"scale_layout": st.sampled_from(["linear", "sm100"])}),
+    "sglang_mha_fp4": st.fixed_dictionaries({"scale_layout": st.sampled_from(["linear", "native"])}),
 }
 """Parameters that may differ between two sides that convert."""
 
@@ -104,7 +172,17 @@ def context_parallel(draw: st.DrawFn, engine: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-GROWING = st.fixed_dictionaries({"tp": TP, "order": st.sampled_from(["LBHNC", "LBNHC"]), "block": BLOCKS})
+HEADS_OUTSIDE = ("gqa_rocm", "gqa_aiter", "turboquant", "turboquant_soa", "ultraquant", "nvfp4_msa")
+"""Formats of backends that know no other order; another is drawn rarely, to be refused."""
+
+
+def growing(format: str) -> Strategy:
+    """Engines of an attention format, with the orders and blocks that its backends mostly know."""
+    orders = ["LBHNC"] * 9 + ["LBNHC"] if format in HEADS_OUTSIDE else ["LBHNC", "LBNHC"]
+    blocks = st.sampled_from([16, 16, 16, 32, 48, 64, 8]) if "aiter" in format else BLOCKS
+    return st.fixed_dictionaries({"tp": TP, "order": st.sampled_from(orders), "block": blocks})
+
+
 STATE = st.fixed_dictionaries(
     {"tp": TP, "conv": st.sampled_from(["DS", "SD"]), "spec_tokens": st.sampled_from([0, 0, 1, 3])}
 )
@@ -114,7 +192,7 @@ STATE = st.fixed_dictionaries(
 def pairs(draw: st.DrawFn, format: str) -> Pair:
     """Two sides of a format: equal parameters, free ones that differ, or (one in eight) any that differ."""
     params = draw(PARAMS[format])
-    engines = (GROWING if format in ATTENTION else STATE).flatmap(context_parallel)
+    engines = (growing(format) if format in ATTENTION else STATE).flatmap(context_parallel)
     src, dst = draw(engines), draw(engines)
     if "block" in src and draw(st.booleans()):
         dst["block"] = src["block"]
@@ -147,7 +225,10 @@ def sides(
     found = []
     for index in range(count):
         if format in ATTENTION:
-            engine = {"block": draw(st.sampled_from([4, 8, 8, 16, 16, 12])), "order": draw(ORDERS)}
+            blocks = [16, 16, 32] if "aiter" in format else [4, 8, 8, 16, 16, 12]
+            engine = {"block": draw(st.sampled_from(blocks)), "order": draw(ORDERS)}
+            if not _exists(format, engine, params):
+                engine["order"] = "LBHNC"  # some backends know no other
         else:
             engine = {"conv": draw(CONVS), "spec_tokens": draw(st.integers(0, 3)) if rows else spec_tokens}
         own = params | {

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
+from oracles.parts import SIZES
 from oracles.positions import FORMATS, NotConvertible, NotLoadable, expected_page
 
 import kvlayout
@@ -53,15 +54,21 @@ def span_bytes(found: TransferPlan) -> int:
 
 
 def swizzle_cut(pair: Pair) -> bool:
-    """Whether a side deals out tokens in runs that cut its swizzle's groups of four: then addresses are no digits."""
+    """Whether a side deals out tokens in runs that cut its page's groups of tokens: then addresses are no digits."""
     sides = (pair.params, pair.src), (pair.dst_params or pair.params, pair.dst)
     return any(
-        params.get("scale_layout") == "sm100"
-        and engine.get("dcp", 1) * engine.get("pcp", 1) > 1
-        and 4 % engine["interleave"] != 0
-        and engine["interleave"] % 4 != 0
+        engine.get("dcp", 1) * engine.get("pcp", 1) > 1
+        and group_of(pair.format, params) % engine["interleave"] != 0
+        and engine["interleave"] % group_of(pair.format, params) != 0
         for params, engine in sides
     )
+
+
+def group_of(format: str, params: dict[str, Any]) -> int:
+    """Tokens that a page keeps together in another order than the one they come in."""
+    if "aiter" in format:
+        return 16 // SIZES[params["dtype"]]
+    return 4 if params.get("scale_layout") in ("sm100", "native") else 1
 
 
 def test_every_format_is_drawn() -> None:

@@ -150,6 +150,11 @@ def mla_nvfp4_ds(p: Params, side: Side) -> Page:
     return Page(fields, len(t) * 352, span)
 
 
+def _padded(nbytes: int, p: Params) -> int:
+    """models/deepseek_v4/attention.py: V4's indexer pages are padded to 576 or 512 as the cache beside them."""
+    return -(-nbytes // p.get("align", 1)) * int(p.get("align", 1))
+
+
 def indexer_fp8(p: Params, side: Side) -> Page:
     """mla/indexer.py: all N * head_dim e4m3 values of the page, then N fp32 scales."""
     tokens, span = states(side, p.get("tokens_per_state", 1))
@@ -159,7 +164,7 @@ def indexer_fp8(p: Params, side: Side) -> Page:
         "key": field(d, "float8_e4m3", [tokens], t * d),
         "key_scale": field(4, "float32", [tokens], N * d + t * 4),
     }
-    return Page(fields, N * (d + 4), span)
+    return Page(fields, _padded(N * (d + 4), p), span)
 
 
 def indexer_mxfp4(p: Params, side: Side) -> Page:
@@ -173,7 +178,7 @@ def indexer_mxfp4(p: Params, side: Side) -> Page:
         "key": field(d // 2, "e2m1x2", [tokens], t * (d // 2)),
         "key_scale": field(1, "ue8m0", [tokens, whole("scale", d // 32)], N * (d // 2) + t2 * (d // 32) + b),
     }
-    return Page(fields, N * (d // 2 + d // 32), span)
+    return Page(fields, _padded(N * (d // 2 + d // 32), p), span)
 
 
 def dsv4_fp8(p: Params, side: Side) -> Page:

@@ -1,9 +1,9 @@
 """The second oracle: where every atom of a page lies, and what a destination page must hold after a transfer.
 
-``positions`` states byte positions per format from closed formulas over index grids (``attention``, ``state``). It
-reads no spec and shares no code with the compiler. ``source_page`` and ``expected_page`` write one id per payload
-byte, made of (field, global coordinates, byte in atom), so that a test fills source pages with ids, replays a plan's
-runs over them and compares::
+``positions`` states byte positions per format from closed formulas over index grids (``attention``, ``variants``,
+``state``, ``sglang``). It reads no spec and shares no code with the compiler. ``source_page`` and ``expected_page``
+write one id per payload byte, made of (field, global coordinates, byte in atom), so that a test fills source pages with
+ids, replays a plan's runs over them and compares::
 
     expected = expected_page("nvfp4", params, src, dst, dst_rank, src_blocks=s, dst_blocks=d)
     sources = {r: source_page("nvfp4", params, src, r, blocks=s) for r in source_ranks}
@@ -27,7 +27,9 @@ import numpy as np
 
 from .attention import ATTENTION
 from .parts import Field, Ints, NotLoadable, Page, PageFunction, Side
+from .sglang import SGLANG, SGLANG_STATE
 from .state import STATE
+from .variants import VARIANTS
 
 __all__ = [
     "FORMATS", "Field", "NotConvertible", "NotLoadable", "block_counts", "expected_page", "name_id", "page_bytes",
@@ -37,10 +39,12 @@ __all__ = [
 Params = Mapping[str, Any]
 Engine = Mapping[str, Any]
 
-FORMATS: dict[str, PageFunction] = ATTENTION | STATE
+FORMATS: dict[str, PageFunction] = ATTENTION | VARIANTS | SGLANG | STATE | SGLANG_STATE
 NAMES = (
     "k", "v", "k_data", "k_scale", "v_data", "v_scale", "latent", "latent_scale", "rope", "key", "key_scale", "nope",
     "scale", "scale_pad", "conv_x", "conv_b", "conv_c", "conv_q", "conv_k", "conv_v", "temporal",
+    "k_norm", "v_zero", "row", "row_scale", "kv_state", "score_state", "gate", "positions", "ring_x", "ring_dt",
+    "ring_b", "correction", "key_gate",
 )  # fmt: skip
 OPEN = {"token": 1 << 20, "row": 1 << 8}
 UNTOUCHED = -1

@@ -117,6 +117,78 @@ def linear(p: Params, side: Side) -> Page:
     return Page({"temporal": _temporal(heads, 0, atom, p["dtype"])}, len(heads.units) * atom)
 
 
+def ple_conv(p: Params, side: Side) -> Page:
+    """qwen4_exp (get_ple_mamba_state_shape_from_config): (K - 1) * dilation rows, all channels on every rank."""
+    channels, R = whole("channel", p["conv_dim"]), (p["conv_kernel"] - 1) * p["dilation"] + side.spec_tokens
+    D, ce = len(channels.units), SIZES[p["conv_dtype"]]
+    c, i = np.ogrid[:D, :R]
+    fields = {"conv_x": field(ce, p["conv_dtype"], [channels, rows(R)], _element(side, c, i, D, R, ce))}
+    return Page(fields, D * R * ce, rows=R)
+
+
+def _behind(page: Page, parts: list[tuple[str, str, Axis, Axis, int]]) -> Page:
+    """States (unit, slot, atom) one after the other behind a page's last byte: name, tag, units, slots, atom bytes."""
+    fields, size = dict(page.fields), page.size
+    for name, tag, units, slots, atom in parts:
+        u, s = np.ogrid[: len(units.units), : len(slots.units)]
+        fields[name] = field(atom, tag, [units, slots], size + (u * len(slots.units) + s) * atom)
+        size += len(units.units) * len(slots.units) * atom
+    return Page(fields, size, rows=page.rows)
+
+
+def mamba2_replay(p: Params, side: Side) -> Page:
+    """append_replayssm_ring: behind mamba2's states x (nh/T, Lr, hd), dt fp32 (nh/T, Lr), B (ng/T, Lr, state)."""
+    need(p["n_groups"] % side.tp == 0, f"{p['n_groups']} groups over tp {side.tp}")
+    slots = whole("slot", p["window"] + p.get("lookahead", 0) * (1 + side.spec_tokens))
+    heads, groups = split("head", p["num_heads"], side), split("group", p["n_groups"], side)
+    dtype = p.get("ring_dtype", p["conv_dtype"])
+    rings = [
+        ("ring_x", dtype, heads, slots, p["head_dim"] * SIZES[dtype]),
+        ("ring_dt", "float32", heads, slots, 4),
+        ("ring_b", dtype, groups, slots, p["state_size"] * SIZES[dtype]),
+    ]
+    return _behind(mamba2(p, side), rings)
+
+
+def kda_recover(p: Params, side: Side) -> Page:
+    """append_kda_recoverssm_record: behind kda's states (nh/T, qlen, hd) fp32 and (nh/T, qlen, 2 hd)."""
+    heads, steps = split("head", p["num_heads"], side), whole("step", 1 + side.spec_tokens)
+    dtype, hd = p.get("record_dtype", p["conv_dtype"]), p["head_dim"]
+    records = [
+        ("correction", "float32", heads, steps, hd * 4),
+        ("key_gate", dtype, heads, steps, 2 * hd * SIZES[dtype]),
+    ]
+    return _behind(kda(p, side), records)
+
+
+def kpool_ring(p: Params, side: Side) -> Page:
+    """glm5next/common/attention.py: head slots [key, gate] of bf16 rows; whole pools, as many as a power of 2."""
+    pools = 1
+    while pools * p["kpool"] < p["kpool"] + side.spec_tokens:
+        pools *= 2
+    need(pools <= 16, f"{side.spec_tokens} speculative tokens")
+    slots, row = whole("slot", pools * p["kpool"]), p["head_dim"] * 2
+    n = len(slots.units)
+    fields = {
+        name: field(row, "bfloat16", [slots], (half * n + np.arange(n)) * row)
+        for half, name in enumerate(("key", "gate"))
+    }
+    return Page(fields, 2 * n * row)
+
+
+def qsa_ring(p: Params, side: Side) -> Page:
+    """qwen4_exp/common/qsa_cache.py: bf16 keys; with positions, three int64 at the next multiple of 4 elements."""
+    n = -(-(p["ratio"] + side.spec_tokens) // p["ratio"]) * p["ratio"]
+    slots, key = whole("slot", n), p["head_dim"] * 2
+    mrope = p.get("positions", "none") == "mrope"
+    offset = -(-p["head_dim"] // 4) * 4 * 2
+    row = offset + 24 if mrope else key
+    fields = {"key": field(key, "bfloat16", [slots], np.arange(n) * row)}
+    if mrope:
+        fields["positions"] = field(24, "int64", [slots], np.arange(n) * row + offset)
+    return Page(fields, n * row)
+
+
 STATE: dict[str, PageFunction] = {
     "mamba1": mamba1,
     "mamba2": mamba2,
@@ -124,4 +196,9 @@ STATE: dict[str, PageFunction] = {
     "kda": kda,
     "short_conv": short_conv,
     "linear": linear,
+    "ple_conv": ple_conv,
+    "mamba2_replay": mamba2_replay,
+    "kda_recover": kda_recover,
+    "kpool_ring": kpool_ring,
+    "qsa_ring": qsa_ring,
 }

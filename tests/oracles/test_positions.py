@@ -28,6 +28,8 @@ from .positions import (
     shared_rows,
     source_page,
 )
+from .sglang import SGLANG_STATE
+from .state import STATE
 
 BF16 = {"conv_kernel": 4, "conv_dtype": "bfloat16", "ssm_dtype": "bfloat16"}
 FP32 = BF16 | {"ssm_dtype": "float32"}
@@ -404,12 +406,57 @@ SWEPT: dict[str, list[dict[str, Any]]] = {
     "short_conv": [{"conv_dim": c, "conv_kernel": 3, "conv_dtype": "bfloat16"} for c in (24, 64)],
     "linear": [{"num_heads": h, "head_dim": 4, "dtype": "bfloat16"} for h in (6, 64)],
 }
+SWEPT |= {
+    "gqa_rocm": [{"num_kv_heads": h, "head_size": 16, "dtype": d} for h, d in product((2, 6), ("bfloat16", "float32"))],
+    "gqa_aiter": [{"num_kv_heads": h, "head_size": 32, "dtype": d} for h, d in product((2, 6), ("int8", "float32"))],
+    **{
+        f"turboquant{x}": [
+            {"num_kv_heads": h, "head_size": s, "key_bits": k, "value_bits": v}
+            for h, s, (k, v) in product((2, 6), (8, 64), ((8, 4), (4, 4), (3, 4), (3, 3)))
+        ]
+        for x in ("", "_soa")
+    },
+    "ultraquant": [{"num_kv_heads": h, "head_size": 64} for h in (2, 6)],
+    "nvfp4_msa": [{"num_kv_heads": h, "head_size": 128} for h in (2, 6)],
+    **{f"mla_{x}_per_token_head": [{"kv_lora_rank": 16, "qk_rope_head_dim": 4}] for x in ("int8", "fp8", "int4")},
+    "dsv4": [{"dtype": d, "tokens_per_state": s} for d, s in product(("bfloat16", "float8_e4m3"), (1, 4))],
+    "dsv41_fp8": [{"tokens_per_state": s} for s in (1, 4)],
+    "dsv41_nvfp4": [{"tokens_per_state": s} for s in (1, 4)],
+    "dsv4_compressor": [{"ratio": r, "align": a} for r, a in product((4, 128), (576, 512))],
+    "indexer_m3": [{"head_dim": 128, "dtype": "bfloat16", "tokens_per_state": s} for s in (1, 4)],
+    "kpool_ring": [{"head_dim": 8, "kpool": k} for k in (2, 4)],
+    "qsa_ring": [{"head_dim": d, "ratio": 4, "positions": p} for d, p in product((6, 8), ("none", "mrope"))],
+    "ple_conv": [{"conv_dim": 5, "conv_kernel": 4, "dilation": 3, "conv_dtype": "bfloat16"}],
+    "mamba2_replay": [
+        {"num_heads": 24, "head_dim": 4, "n_groups": g, "state_size": 6, "window": 3, "lookahead": x} | FP32
+        for g, x in ((6, 0), (12, 1))
+    ],
+    "kda_recover": [{"num_heads": h, "head_dim": 4} | FP32 for h in (6, 64)],
+    "sglang_mha": [
+        {"num_kv_heads": h, "head_size": 8, "head_size_v": v, "dtype": "bfloat16"} for h, v in product((1, 6), (4, 8))
+    ],
+    "sglang_mha_aiter": [
+        {"num_kv_heads": h, "head_size": 16, "head_size_v": v, "dtype": "float32"} for h, v in product((1, 6), (5, 16))
+    ],
+    "sglang_mha_fp4": [
+        {"num_kv_heads": h, "head_size": 64, "recipe": r, "scale_layout": x}
+        for h, (r, x) in product((2, 6), (("fp4_mx_block16", "linear"), ("nvfp4", "linear"), ("nvfp4", "native")))
+    ],
+    "sglang_mha_mxfp8": [{"num_kv_heads": h, "head_size": 64, "head_size_v": 32} for h in (2, 6)],
+    "sglang_mla": [{"kv_lora_rank": 16, "qk_rope_head_dim": 4, "dtype": "bfloat16"}],
+    "sglang_mla_fp4": [{"kv_lora_rank": 28, "qk_rope_head_dim": 4}],
+    "sglang_indexer": [{"tokens_per_state": s} for s in (1, 4)],
+    **{f"sglang_{name}": SWEPT[name] for name in ("mamba1", "mamba2", "gdn", "kda")},
+}
 TPS = (1, 2, 3, 4, 6, 8, 12, 16, 64)
+PADDED = {"dsv4_fp8": 576, "dsv4": 512, "dsv41_fp8": 512, "dsv41_nvfp4": 512, "dsv4_compressor": 576}
+WHOLE = {*PADDED, "sglang_mha_mxfp8"}
+"""Formats whose tokens every context-parallel rank holds, or that know no such ranks."""
 
 
 def engines(format: str) -> Iterator[dict[str, Any]]:
     """Engines worth trying for a format: orientations where it has any, context parallelism where it grows."""
-    if format in ("mamba1", "mamba2", "gdn", "kda", "short_conv", "linear"):
+    if format in STATE | SGLANG_STATE:
         for tp, conv, spec in product(TPS, ("DS", "SD"), (0, 2)):
             yield {"tp": tp, "conv": conv, "spec_tokens": spec}
         return
@@ -440,11 +487,13 @@ def test_atoms_are_disjoint_inside_the_page_and_cover_the_tensor(format: str) ->
             assert (end[:-1] <= start[by_offset][1:]).all()
             assert 0 <= start.min() < end[-1] <= size
             pad = size - int(length.sum())
-            assert pad == 0 or (format == "dsv4_fp8" and pad < 576)
+            rounded = len(fields["k_data"].where) if format.startswith("turboquant") else 0  # a byte of each record
+            assert pad in (0, rounded) or pad < PADDED.get(format, 0) or format == "qsa_ring"
         cp = engine.get("dcp", 1) * engine.get("pcp", 1)
-        opened = {"token": engine.get("block", 0) * (1 if format == "dsv4_fp8" else cp), "row": 0}
+        opened = {"token": engine.get("block", 0) * (1 if format in WHOLE else cp), "row": 0}
         opened["token"] //= params.get("tokens_per_state", 1)
-        opened["row"] = params.get("conv_kernel", 0) - 1 + engine.get("spec_tokens", 0) * (format != "mamba1")
+        spec = engine.get("spec_tokens", 0) * (format != "mamba1" and not format.startswith("sglang"))
+        opened["row"] = (params.get("conv_kernel", 0) - 1) * params.get("dilation", 1) + spec
         for name, part in ranks[0].items():
             everywhere = np.concatenate([fields[name].where[:, :-1] for fields in ranks])
             extent = [e or opened[axis] for axis, e in zip(part.coords, part.extent, strict=True)]
