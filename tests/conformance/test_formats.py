@@ -287,14 +287,21 @@ def test_examples_plan(format: str, params: dict[str, Any]) -> None:
 KV_DTYPES = validated(KvDtypesFile, read_source(specs_dir() / "kv_dtypes.yaml")).kv_dtypes
 TOKEN_BYTES = {
     "bfloat16": 512, "float16": 512, "fp8": 256, "fp8_e4m3": 256, "fp8_e5m2": 256, "int8_per_token_head": 264,
-    "fp8_per_token_head": 264, "int4_per_token_head": 136, "nvfp4": 144,
+    "fp8_per_token_head": 264, "int4_per_token_head": 136, "nvfp4": 144, "nvfp4_4over6": 144, "turboquant_k8v4": 196,
+    "turboquant_4bit_nc": 134, "turboquant_k3v4_nc": 118, "turboquant_3bit_nc": 102, "ultraquant_4bit": 136,
 }  # fmt: skip
 """Bytes of one head of 128 of one token under vLLM's cache dtype words."""
 ROW_BYTES = {
     "bfloat16": 1152, "float16": 1152, "fp8": 576, "fp8_e4m3": 576, "fp8_e5m2": 576, "fp8_ds_mla": 656,
-    "nvfp4_ds_mla": 352,
+    "nvfp4_ds_mla": 352, "int8_per_token_head": 584, "fp8_per_token_head": 584, "int4_per_token_head": 296,
 }  # fmt: skip
 """Bytes of one MLA row of 512 + 64."""
+V4_BYTES = {
+    ("dsv4_fp8", "bfloat16"): 16384, ("dsv4_fp8", "fp8"): 17 * 576, ("dsv4", "bfloat16"): 16384, ("dsv4", "fp8"): 8192,
+    ("dsv4", "fp8_ds_mla"): 17 * 576, ("dsv41_fp8", "bfloat16"): 16384, ("dsv41_fp8", "fp8"): 17 * 512,
+    ("dsv41_nvfp4", "bfloat16"): 16384, ("dsv41_nvfp4", "fp8"): 17 * 512, ("dsv41_nvfp4", "nvfp4_ds_mla"): 9 * 512,
+}  # fmt: skip
+"""Bytes of 16 states of DeepSeek-V4 and V4.1 under a word; fp8_e4m3 is fp8, and so is fp8_ds_mla unless it is here."""
 
 
 @pytest.mark.parametrize(("format", "word"), [(name, word) for name, words in KV_DTYPES.items() for word in words])
@@ -304,19 +311,21 @@ def test_kv_dtype_words(format: str, word: str) -> None:
     spec = spec_of_format(fmt, dict(fmt.file.examples[0]), "test")
     engine = kvlayout.Engine(kv_dtype=word)
     found = kvlayout.slice_for_tp_transfer(spec, engine, kvlayout.Engine(tp=2, kv_dtype=word))
-    size = span(spec.page(spec.group("cache"), engine).tree) // 16
-    if format.startswith("mla"):
+    nbytes = span(spec.page(spec.group("cache"), engine).tree)
+    if "mla" in format:
         meant = ROW_BYTES[word]
-        if format != "mla" and word in ("fp8", "fp8_e4m3"):
+        if format in ("mla_fp8_ds", "mla_nvfp4_ds") and word in ("fp8", "fp8_e4m3"):
             meant = ROW_BYTES["fp8_ds_mla"]  # sparse MLA knows no plain fp8
-        assert size == meant
-    elif format != "dsv4_fp8":
-        assert size == 8 * TOKEN_BYTES[word]
+        assert nbytes == 16 * meant
+    elif format.startswith("dsv4"):
+        assert nbytes == V4_BYTES.get((format, word), V4_BYTES[format, "fp8"])
+    else:
+        assert nbytes == 16 * fmt.file.examples[0]["num_kv_heads"] * TOKEN_BYTES[word]
     assert found.group("cache").dst_blocks == 1
 
 
 def test_words_that_a_format_does_not_know_are_refused() -> None:
-    assert set(KV_DTYPES) <= CONTEXT_PARALLEL | {"dsv4_fp8"}
+    assert set(KV_DTYPES) <= CONTEXT_PARALLEL | {name for name in WHOLE if name.startswith("dsv4")}
     for format, words in KV_DTYPES.items():
         fmt = SHIPPED[format]
         spec = spec_of_format(fmt, dict(fmt.file.examples[0]), "test")
