@@ -85,6 +85,7 @@ PARAMS: dict[str, Strategy] = {
 """Parameters by format."""
 
 _STATES_OF = {"tokens_per_state": st.sampled_from([1, 2, 4])}
+_SCALES_OF = {"scales": st.sampled_from(["page", "record"]), "align": st.sampled_from([256, 512])}
 
 
 def _heads(*widths: int, two: bool = False, **more: st.SearchStrategy[Any]) -> Strategy:
@@ -112,8 +113,8 @@ PARAMS |= {
         for x in ("int8", "fp8", "int4")
     },
     "dsv4": st.fixed_dictionaries({"dtype": DTYPES}, optional=_STATES_OF),
-    "dsv41_fp8": st.fixed_dictionaries({}, optional=_STATES_OF),
-    "dsv41_nvfp4": st.fixed_dictionaries({}, optional=_STATES_OF),
+    "dsv41_fp8": st.fixed_dictionaries({}, optional=_STATES_OF | _SCALES_OF),
+    "dsv41_nvfp4": st.fixed_dictionaries({}, optional=_STATES_OF | _SCALES_OF),
     "dsv4_compressor": st.fixed_dictionaries(
         {"ratio": st.sampled_from([4, 128]), "head_dim": WIDTHS}, optional={"align": ALIGN}
     ),
@@ -121,8 +122,8 @@ PARAMS |= {
     "sglang_mha": _heads(1, 3, 4, two=True, **_PIECES),
     "sglang_mha_aiter": _heads(16, 16, 16, 32, 8, two=True, **_PIECES),
     "sglang_mha_fp4": _heads(
-        64, 64, 128, 16, 24, recipe=st.sampled_from(["fp4_mx_block16", "nvfp4", "nvfp4"]),
-        scale_layout=st.sampled_from(["linear", "native"]), scale_unit=st.sampled_from(["checkpoint", "six"]),
+        64, 64, 64, 128, 16, recipe=st.sampled_from(["nvfp4"] * 5 + ["fp4_mx_block16"]),
+        scale_layout=st.sampled_from(["linear", "linear", "native"]), scale_unit=st.sampled_from(["checkpoint", "six"]),
     ),
     "sglang_mha_mxfp8": _heads(32, 32, 64, 16, two=True),
     "sglang_mla": PARAMS["mla"],
@@ -154,6 +155,8 @@ FREE: dict[str, Strategy] = {
     "gqa": st.fixed_dictionaries({"kv_packing": st.sampled_from(["content", "planes"])}),
     "nvfp4": st.fixed_dictionaries({"scale_layout": st.sampled_from(["linear", "sm100"])}),
     "sglang_mha_fp4": st.fixed_dictionaries({"scale_layout": st.sampled_from(["linear", "native"])}),
+    "dsv41_fp8": st.fixed_dictionaries(_SCALES_OF),
+    "dsv41_nvfp4": st.fixed_dictionaries(_SCALES_OF),
 }
 """Parameters that may differ between two sides that convert."""
 

@@ -65,6 +65,7 @@ CASES: list[tuple[One, One]] = [
         ("sglang_mha_mxfp8", MXFP8 | {"scale_layout": "chunks"}, {"tp": 1, "block": 128}),
     ),
     (("turboquant", BITS | {"key_bits": 8}, TWO), ("turboquant_soa", BITS | {"key_bits": 8}, FOUR | {"block": 32})),
+    (("dsv41_fp8", {}, TWO | {"block": 32}), ("dsv41_fp8", {"scales": "record"}, {"tp": 1, "block": 64})),
     (("mla", MLA, TWO), ("sglang_mla", MLA, {"tp": 1, "block": 64})),
     (("indexer_fp8", {"head_dim": 128}, {"block": 64}), ("sglang_indexer", {}, TWO | {"block": 64})),
     # states: one slot of two buffers, windows always channels outside, but KDA's

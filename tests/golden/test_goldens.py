@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from golden.formats_page import PAGE, page
 from golden.make import HERE, KERNEL_RUNS, KERNELS, RULES_PAGE, goldens
 
 from kvlayout.emit.kernels import render
@@ -18,6 +19,12 @@ ALL = list(goldens())
 def test_page_is_the_reviewed_one(path: Path, text: str) -> None:
     assert path.is_file(), "a new format or model needs its golden: run .ci/regenerate and review what it writes"
     assert text == path.read_text(), "run .ci/regenerate and review the difference"
+
+
+def test_the_page_of_formats_is_that_of_the_specs() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert page(text) == text, "run .ci/regenerate and review the difference"
+    assert "[`sglang_mha`](../specs/formats/sglang_mha.yaml) | SGLang's grouped-query attention" in text
 
 
 def test_no_golden_is_left_behind() -> None:

@@ -420,7 +420,7 @@ SWEPT |= {
     "nvfp4_msa": [{"num_kv_heads": h, "head_size": 128} for h in (2, 6)],
     **{f"mla_{x}_per_token_head": [{"kv_lora_rank": 16, "qk_rope_head_dim": 4}] for x in ("int8", "fp8", "int4")},
     "dsv4": [{"dtype": d, "tokens_per_state": s} for d, s in product(("bfloat16", "float8_e4m3"), (1, 4))],
-    "dsv41_fp8": [{"tokens_per_state": s} for s in (1, 4)],
+    "dsv41_fp8": [{"tokens_per_state": s, "scales": x} for s, x in ((1, "page"), (4, "record"))],
     "dsv41_nvfp4": [{"tokens_per_state": s} for s in (1, 4)],
     "dsv4_compressor": [{"ratio": r, "align": a} for r, a in product((4, 128), (576, 512))],
     "indexer_m3": [{"head_dim": 128, "dtype": "bfloat16", "tokens_per_state": s} for s in (1, 4)],

@@ -45,6 +45,8 @@ def test_bytes_of_a_head(format: str, params: dict[str, Any], block: int, nbytes
         ("dsv41_fp8", {}, 32, 33 * 512),  # 32 * 528 = 16896
         ("dsv41_fp8", {"tokens_per_state": 2}, 256, 132 * 512),
         ("dsv41_nvfp4", {"tokens_per_state": 2}, 256, 72 * 512),
+        ("dsv41_nvfp4", {"align": 256}, 31, 35 * 256),  # 31 * 288 = 8928
+        ("dsv41_fp8", {"scales": "record"}, 31, 31 * 528),
         ("dsv4_compressor", {"ratio": 4}, 4, 57 * 576),  # 4 * 2 * 2 * 512 * 4 = 32768
         ("dsv4_compressor", {"ratio": 128}, 8, 57 * 576),
         ("dsv4_compressor", {"ratio": 4, "align": 512}, 4, 32768),

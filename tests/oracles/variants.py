@@ -168,15 +168,21 @@ def dsv4(p: Params, side: Side) -> Page:
 
 
 def _dsv41(row: int, tag: str, scales: int, scale_tag: str) -> PageFunction:
-    """deepseek_v41/common/ops/fused_compress_quant_cache.py: values at slot * row, scales behind all rows."""
+    """deepseek_v41/common/ops/fused_compress_quant_cache.py: values at slot * row, scales behind all rows.
+
+    Records (SGLang's kv_layout.py, row_addressing): slot * (row + scales), and row bytes behind that.
+    """
 
     def page(p: Params, side: Side) -> Page:
         tokens, t, N = _whole_states(p, side)
+        record = p.get("scales", "page") == "record"
         fields = {
-            "row": field(row, tag, [tokens], t * row),
-            "row_scale": field(scales, scale_tag, [tokens], N * row + t * scales),
+            "row": field(row, tag, [tokens], t * (row + scales if record else row)),
+            "row_scale": field(
+                scales, scale_tag, [tokens], t * (row + scales) + row if record else N * row + t * scales
+            ),
         }
-        return Page(fields, _up(N * (row + scales), 512), N)
+        return Page(fields, _up(N * (row + scales), 1 if record else p.get("align", 512)), N)
 
     return page
 
