@@ -28,6 +28,7 @@ PARAMS: dict[str, dict[str, tuple[int | str, ...]]] = {
     "nvfp4": {"num_kv_heads": _HEADS, "head_size": (16, 64), "scale_layout": ("linear", "sm100")},
     "short_conv": {"conv_dim": (*_HEADS, 24), "conv_kernel": (2, 4), "conv_dtype": ("bfloat16", "float16")},
     "dsv4": {"dtype": ("bfloat16", "float8_e4m3"), "tokens_per_state": (1, 2, 4)},
+    "dsv41_compressor": {"head_dim": (1, 3), "least": (8, 2)},
     "dsv41_fp8": {"tokens_per_state": (1, 2, 4), "scales": ("page", "record")},
     "dsv41_nvfp4": {"tokens_per_state": (1, 2, 4), "scales": ("page", "record")},
     "dsv4_compressor": {"ratio": (4, 128), "head_dim": (1, 3), "align": (1, 7)},

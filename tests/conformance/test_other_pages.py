@@ -69,6 +69,10 @@ CASES: list[tuple[One, One]] = [
     (("mla", MLA, TWO), ("sglang_mla", MLA, {"tp": 1, "block": 64})),
     (("indexer_fp8", {"head_dim": 128}, {"block": 64}), ("sglang_indexer", {}, TWO | {"block": 64})),
     # states: one slot of two buffers, windows always channels outside, but KDA's
+    (
+        ("dsv41_compressor", {"head_dim": 3}, {"spec_tokens": 4}),
+        ("dsv41_compressor", {"head_dim": 3, "least": 2}, TWO | {"spec_tokens": 3}),
+    ),
     (("mamba1", MAMBA1, TWO | {"conv": "SD"}), ("sglang_mamba1", MAMBA1, FOUR)),
     (("mamba2", MAMBA2, TWO | {"conv": "DS"}), ("sglang_mamba2", MAMBA2, FOUR)),
     (("mamba2", GROUPS, {"tp": 4, "conv": "SD", "spec_tokens": 2}), ("sglang_mamba2", GROUPS, {"tp": 1, "conv": "SD"})),
@@ -201,6 +205,7 @@ def test_what_one_side_lacks_is_refused(src: One, dst: One, field: str) -> None:
         ("kpool_ring", {"head_dim": 2, "kpool": 4}, (0, 1)),
         ("kpool_ring", {"head_dim": 2, "kpool": 4}, (4, 5)),
         ("qsa_ring", {"head_dim": 2, "ratio": 4}, (0, 1)),
+        ("dsv41_compressor", {"head_dim": 2}, (6, 7)),
         ("kda_recover", KDA, (1, 2)),
         ("mamba2_replay", GROUPS | {"window": 2, "lookahead": 1}, (0, 1)),
     ],
@@ -227,6 +232,7 @@ UNLOADABLE: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ("KVL224", "gqa_aiter", HEADS, {"block": 24}),
     ("KVL225", "sglang_mha_aiter", HEADS, {"block": 12}),
     ("KVL228", "kpool_ring", {"head_dim": 2, "kpool": 2}, {"spec_tokens": 31}),
+    ("KVL235", "dsv41_compressor", {"head_dim": 2}, {"spec_tokens": 31}),
     ("KVL229", "mamba2_replay", MAMBA2 | {"window": 2}, TWO),
     ("KVL230", "sglang_mha_mxfp8", MXFP8, {"block": 128}),
     ("KVL230", "sglang_mha_mxfp8", MXFP8 | {"scale_layout": "chunks"}, {"block": 64}),

@@ -176,6 +176,18 @@ def kpool_ring(p: Params, side: Side) -> Page:
     return Page(fields, 2 * n * row)
 
 
+def dsv41_compressor(p: Params, side: Side) -> Page:
+    """deepseek_v41/compressor.py: max(8, 1 << (s + 1).bit_length()) rows [kv, score] in fp32; SGLang from 2 on."""
+    n = max(p.get("least", 8), 1 << (side.spec_tokens + 1).bit_length())
+    need(n <= 32, f"{side.spec_tokens} speculative tokens")
+    slots, half = whole("slot", n), p.get("head_dim", 512) * 4
+    fields = {
+        name: field(half, "float32", [slots], np.arange(n) * 2 * half + at * half)
+        for at, name in enumerate(("kv_state", "score_state"))
+    }
+    return Page(fields, n * 2 * half)
+
+
 def qsa_ring(p: Params, side: Side) -> Page:
     """qwen4_exp/common/qsa_cache.py: bf16 keys; with positions, three int64 at the next multiple of 4 elements."""
     n = -(-(p["ratio"] + side.spec_tokens) // p["ratio"]) * p["ratio"]
@@ -201,4 +213,5 @@ STATE: dict[str, PageFunction] = {
     "kda_recover": kda_recover,
     "kpool_ring": kpool_ring,
     "qsa_ring": qsa_ring,
+    "dsv41_compressor": dsv41_compressor,
 }

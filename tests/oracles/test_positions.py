@@ -425,6 +425,7 @@ SWEPT |= {
     "dsv4_compressor": [{"ratio": r, "align": a} for r, a in product((4, 128), (576, 512))],
     "indexer_m3": [{"head_dim": 128, "dtype": "bfloat16", "tokens_per_state": s} for s in (1, 4)],
     "kpool_ring": [{"head_dim": 8, "kpool": k} for k in (2, 4)],
+    "dsv41_compressor": [{"head_dim": 8, "least": n} for n in (2, 8)],
     "qsa_ring": [{"head_dim": d, "ratio": 4, "positions": p} for d, p in product((6, 8), ("none", "mrope"))],
     "ple_conv": [{"conv_dim": 5, "conv_kernel": 4, "dilation": 3, "conv_dtype": "bfloat16"}],
     "mamba2_replay": [

@@ -133,6 +133,13 @@ def test_slots_of_the_pooled_ring(tokens: int, slots: int) -> None:
     assert page_bytes("kpool_ring", {"head_dim": 128, "kpool": 4}, {"spec_tokens": tokens}) == 2 * slots * 256
 
 
+@pytest.mark.parametrize(("tokens", "vllm", "sglang"), [(0, 8, 2), (1, 8, 4), (2, 8, 4), (3, 8, 8), (7, 16, 16)])
+def test_slots_of_the_pair_ring(tokens: int, vllm: int, sglang: int) -> None:
+    """deepseek_v41/compressor.py: drafts, a token and the row before them, a power of 2; at least 8, or 2 in SGLang."""
+    sizes = [page_bytes("dsv41_compressor", {"least": n}, {"spec_tokens": tokens}) for n in (8, 2)]
+    assert sizes == [vllm * 4096, sglang * 4096]
+
+
 def test_positions_beside_raw_keys() -> None:
     """qsa_cache.py: rope_position_offset is the key's elements rounded up to 4; capacity is whole groups."""
     fields = positions("qsa_ring", {"head_dim": 6, "ratio": 4, "positions": "mrope"}, {"spec_tokens": 1}, 0)
