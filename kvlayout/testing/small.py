@@ -48,6 +48,7 @@ PARAMS: dict[str, dict[str, tuple[int | str, ...]]] = {
     "qsa_ring": {"head_dim": (1, 4), "ratio": (1, 2, 4), "positions": ("none", "mrope")},
     "sglang_gdn": {"num_k_heads": _HEADS, "num_v_heads": _HEADS, "head_k_dim": (1, 3), "head_v_dim": (1, 2), **_CONV},
     "sglang_indexer": {"tokens_per_state": (1, 2, 4)},
+    "sglang_indexer_nvfp4": {"head_dim": (16, 32)},
     "sglang_kda": {"num_heads": _HEADS, "head_dim": (1, 3), **_CONV},
     "sglang_mamba1": {"intermediate_size": (*_HEADS, 24), "state_size": (1, 2), **_CONV},
     "sglang_mamba2": {"num_heads": _HEADS, "head_dim": (1, 2), "n_groups": (1, 2, 4, 6), "state_size": (1, 3), **_CONV},

@@ -143,6 +143,7 @@ PARAMS |= {
     ),
     "kda_recover": PARAMS["kda"],
     "kpool_ring": st.fixed_dictionaries({"head_dim": WIDTHS, "kpool": st.integers(2, 5)}),
+    "sglang_indexer_nvfp4": st.fixed_dictionaries({"head_dim": st.sampled_from([16, 32, 128, 24])}),
     "dsv41_compressor": st.fixed_dictionaries({"head_dim": WIDTHS}, optional={"least": st.sampled_from([8, 2])}),
     "qsa_ring": st.fixed_dictionaries(
         {"head_dim": WIDTHS, "ratio": WIDTHS}, optional={"positions": st.sampled_from(["none", "mrope"])}

@@ -105,6 +105,7 @@ CONTRACT: dict[str, tuple[dict[str, Any], str]] = {
     "indexer_m3": ({"head_dim": NEEDED, "dtype": NEEDED, "tokens_per_state": "1"}, "key"),
     "kpool_ring": ({"head_dim": NEEDED, "kpool": NEEDED}, "key gate"),
     "qsa_ring": ({"head_dim": NEEDED, "ratio": NEEDED, "positions": "none"}, "key"),
+    "sglang_indexer_nvfp4": ({"head_dim": "128"}, "key key_scale"),
     "dsv41_compressor": ({"head_dim": "512", "least": "8"}, "kv_state score_state"),
     "ple_conv": (dict.fromkeys(("conv_dim", "conv_kernel", "dilation", "conv_dtype")), "conv_x"),
     "sglang_mla_fp4": ({"kv_lora_rank": NEEDED, "qk_rope_head_dim": NEEDED}, "latent latent_scale"),

@@ -162,6 +162,7 @@ REFUSED: list[tuple[One, One, str, list[str]]] = [
     (("nvfp4", FP4, {}), ("sglang_mha_fp4", MX16, {}), "v_scale", ["float8_e4m3", "ue8m0"]),
     (("nvfp4", FP4, {}), ("sglang_mha_fp4", NVFP4 | {"scale_unit": "six"}, {}), "k_scale",
      ["float8_e4m3", "e4m3_over_six"]),
+    (("indexer_mxfp4", {"head_dim": 128}, {}), ("sglang_indexer_nvfp4", {}, {}), "key_scale", ["ue8m0", "float8_e4m3"]),
     (("dsv41_fp8", {}, {}), ("dsv41_nvfp4", {}, {}), "row", ["float8_e4m3", "e2m1x2"]),
     (("dsv4", {"dtype": "bfloat16"}, {}), ("dsv4", {"dtype": "float8_e4m3"}, {}), "row", ["bfloat16", "float8_e4m3"]),
     (("indexer_m3", {"head_dim": 64, "dtype": "bfloat16"}, {}), ("indexer_fp8", {"head_dim": 128}, {}), "key",

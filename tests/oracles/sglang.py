@@ -128,6 +128,20 @@ def sglang_indexer(p: Params, side: Side) -> Page:
     return indexer_fp8(p, side)
 
 
+def sglang_indexer_nvfp4(p: Params, side: Side) -> Page:
+    """minimax_m3_nvfp4_pool.py: K (page, D / 2), then scales (page, D / 16), each from a multiple of 128 bytes on."""
+    d = p.get("head_dim", 128)
+    need(d % 16 == 0, f"a scale covers 16 elements, head dim {d}")
+    tokens, span = states(side)
+    N = len(tokens.units)
+    t, start = np.arange(N), -(-N * d // 2 // 128) * 128
+    fields = {
+        "key": field(d // 2, "e2m1x2", [tokens], t * (d // 2)),
+        "key_scale": field(d // 16, "float8_e4m3", [tokens], start + t * (d // 16)),
+    }
+    return Page(fields, start + -(-N * d // 16 // 128) * 128, span)
+
+
 def _state(window: list[tuple[str, list[Axis]]], p: Params, temporal: tuple[list[Axis], int], dims_outer: bool) -> Page:
     """MambaPool: conv [layers, slots, dim, K - 1] (KDA: K - 1, dim) and temporal [layers, slots, ...]."""
     length, size = p["conv_kernel"] - 1, SIZES[p["conv_dtype"]]
@@ -187,6 +201,7 @@ SGLANG: dict[str, PageFunction] = {
     "sglang_mla": mla,
     "sglang_mla_fp4": sglang_mla_fp4,
     "sglang_indexer": sglang_indexer,
+    "sglang_indexer_nvfp4": sglang_indexer_nvfp4,
 }
 
 SGLANG_STATE: dict[str, PageFunction] = {

@@ -446,12 +446,14 @@ SWEPT |= {
     "sglang_mha_mxfp8": [{"num_kv_heads": h, "head_size": 64, "head_size_v": 32} for h in (2, 6)],
     "sglang_mla": [{"kv_lora_rank": 16, "qk_rope_head_dim": 4, "dtype": "bfloat16"}],
     "sglang_mla_fp4": [{"kv_lora_rank": 28, "qk_rope_head_dim": 4}],
+    "sglang_indexer_nvfp4": [{"head_dim": d} for d in (16, 128)],
     "sglang_indexer": [{"tokens_per_state": s} for s in (1, 4)],
     **{f"sglang_{name}": SWEPT[name] for name in ("mamba1", "mamba2", "gdn", "kda")},
 }
 TPS = (1, 2, 3, 4, 6, 8, 12, 16, 64)
-PADDED = {"dsv4_fp8": 576, "dsv4": 512, "dsv41_fp8": 512, "dsv41_nvfp4": 512, "dsv4_compressor": 576}
-WHOLE = {*PADDED, "sglang_mha_mxfp8"}
+PADDED = {"dsv4_fp8": 576, "dsv4": 512, "dsv41_fp8": 512, "dsv41_nvfp4": 512, "dsv4_compressor": 576,
+          "sglang_indexer_nvfp4": 256}  # fmt: skip
+WHOLE = {*(name for name in PADDED if name.startswith("dsv4")), "sglang_mha_mxfp8"}
 """Formats whose tokens every context-parallel rank holds, or that know no such ranks."""
 
 

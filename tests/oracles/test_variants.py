@@ -54,6 +54,8 @@ def test_bytes_of_a_head(format: str, params: dict[str, Any], block: int, nbytes
         ("indexer_fp8", {"head_dim": 128, "tokens_per_state": 4, "align": 512}, 256, 17 * 512),
         ("sglang_mla_fp4", {"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 64, 64 * (288 + 36)),
         ("sglang_indexer", {}, 64, 64 * 132),
+        ("sglang_indexer_nvfp4", {}, 128, 128 * 72),
+        ("sglang_indexer_nvfp4", {"head_dim": 16}, 20, 256 + 128),  # 160 and 20
     ],
 )
 def test_bytes_of_pages_that_every_rank_holds(format: str, params: dict[str, Any], block: int, nbytes: int) -> None:
