@@ -118,6 +118,39 @@ def test_every_byte_arrives(case: tuple[One, One]) -> None:
         assert (replay(plan.runs("cache", rank), sources, wanted.shape) == wanted).all(), rank
 
 
+MOVED = [
+    case for case in CASES if case[1][0] in ("sglang_mha", "gqa_aiter", "sglang_mha_fp4", "sglang_gdn", "sglang_kda")
+]
+
+
+@pytest.mark.parametrize("case", [*MOVED, *[(b, a) for a, b in MOVED]], ids=name)
+def test_bound_memory_holds_what_the_runs_say(case: tuple[One, One]) -> None:
+    """Buffers of a page are arrays of their own, and a move writes each where the plan's page has it."""
+    src, dst = case
+    plan = kvlayout.slice_for_tp_transfer(spec_of(*src[:2]), Engine(**src[2]), Engine(**dst[2]), spec_of(*dst[:2]))
+    group, rank, random = plan.group("cache"), dst[2].get("tp", 1) - 1, np.random.default_rng(7)
+    pages = {
+        each: random.integers(0, 256, (group.src_blocks, group.src.nbytes), np.uint8)
+        for each in range(src[2].get("tp", 1))
+    }
+    target = np.full((group.dst_blocks, group.dst.nbytes), 0xAA, np.uint8)
+    wanted = target.copy()
+    for source, a, at, b, to, size in plan.runs("cache", rank).tolist():
+        wanted[b, to : to + size] = pages[source][a, at : at + size]
+
+    def parts(page: Any, buffers: tuple[tuple[str, int], ...]) -> Any:
+        ends = np.cumsum([size for _, size in buffers])
+        cut = {label: page[:, end - size : end].copy() for (label, size), end in zip(buffers, ends, strict=True)}
+        return cut or page
+
+    into = parts(target, group.dst.buffers)
+    sources = {each: {"cache": {0: parts(page, group.src.buffers)}} for each, page in pages.items()}
+    move = kvlayout.bind(plan, dst_rank=rank, src=sources, dst={"cache": {0: into}})
+    move({"cache": (list(range(group.src_blocks)), list(range(group.dst_blocks)))})
+    held = np.concatenate(list(into.values()), axis=1) if group.dst.buffers else into
+    assert (held == wanted).all()
+
+
 def test_a_side_of_a_model_stores_another_format() -> None:
     """The override of a group's format keeps its parameters."""
     spec = kvlayout.load(specs_dir() / "models" / "qwen3-next-80b-a3b.yaml")
