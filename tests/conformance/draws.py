@@ -42,6 +42,8 @@ PARAMS: dict[str, Strategy] = {
         {"num_kv_heads": COUNTS, "head_size": WIDTHS, "dtype": DTYPES},
         optional={"head_size_v": WIDTHS, "kv_packing": st.sampled_from(["content", "planes"])},
     ),
+    "gqa_cpu_vec": st.fixed_dictionaries({"num_kv_heads": COUNTS, "head_size": WIDTHS, "dtype": DTYPES}),
+    "gqa_cpu_amx": st.fixed_dictionaries({"num_kv_heads": COUNTS, "head_size": st.sampled_from([32, 32, 32, 64, 48])}),
     **{
         f"gqa_{x}_per_token_head": st.fixed_dictionaries(
             {"num_kv_heads": COUNTS, "head_size": st.sampled_from(widths)},
@@ -103,7 +105,9 @@ def context_parallel(draw: st.DrawFn, engine: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-GROWING = st.fixed_dictionaries({"tp": TP, "order": st.sampled_from(["LBHNC", "LBNHC"]), "block": BLOCKS})
+ORDERS = st.sampled_from(["LBHNC", "LBNHC"])
+GROWING = st.fixed_dictionaries({"tp": TP, "order": ORDERS, "block": BLOCKS})
+TILES = st.fixed_dictionaries({"tp": TP, "order": ORDERS, "block": st.sampled_from([16, 16, 32, 32, 48, 24])})
 STATE = st.fixed_dictionaries(
     {"tp": TP, "conv": st.sampled_from(["DS", "SD"]), "spec_tokens": st.sampled_from([0, 0, 1, 3])}
 )
@@ -113,7 +117,8 @@ STATE = st.fixed_dictionaries(
 def pairs(draw: st.DrawFn, format: str) -> Pair:
     """Two sides of a format: equal parameters, free ones that differ, or (one in eight) any that differ."""
     params = draw(PARAMS[format])
-    engines = (GROWING if format in ATTENTION else STATE).flatmap(context_parallel)
+    words = TILES if format == "gqa_cpu_amx" else GROWING if format in ATTENTION else STATE
+    engines = words.flatmap(context_parallel)
     src, dst = draw(engines), draw(engines)
     if "block" in src and draw(st.booleans()):
         dst["block"] = src["block"]

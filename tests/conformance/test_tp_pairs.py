@@ -128,6 +128,8 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
         {"num_kv_heads": heads, "head_size": 3, "head_size_v": 2, "dtype": "bfloat16", "kv_packing": packing}
         for heads, packing in product((1, 2, 12), ("content", "planes"))
     ],
+    "gqa_cpu_vec": [{"num_kv_heads": heads, "head_size": 3, "dtype": "float32"} for heads in (2, 12)],
+    "gqa_cpu_amx": [{"num_kv_heads": heads, "head_size": 32} for heads in (2, 12)],
     "gqa_int8_per_token_head": [{"num_kv_heads": heads, "head_size": 3} for heads in (2, 12)],
     "gqa_fp8_per_token_head": [{"num_kv_heads": heads, "head_size": 3} for heads in (1, 12)],
     "gqa_int4_per_token_head": [{"num_kv_heads": heads, "head_size": 6, "head_size_v": 4} for heads in (2, 12)],
