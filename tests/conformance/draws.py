@@ -72,9 +72,12 @@ PARAMS: dict[str, Strategy] = {
             "state_size": WIDTHS, **STATE_DTYPES,
         }
     ),
-    "gdn": st.fixed_dictionaries(
-        {"num_k_heads": MANY, "num_v_heads": MANY, "head_k_dim": WIDTHS, "head_v_dim": WIDTHS, **STATE_DTYPES}
-    ),
+    **{
+        name: st.fixed_dictionaries(
+            {"num_k_heads": MANY, "num_v_heads": MANY, "head_k_dim": WIDTHS, "head_v_dim": WIDTHS, **STATE_DTYPES}
+        )
+        for name in ("gdn", "gdn_cpu")
+    },
     "kda": st.fixed_dictionaries({"num_heads": MANY, "head_dim": WIDTHS, **STATE_DTYPES}),
     "short_conv": st.fixed_dictionaries({"conv_dim": MANY, "conv_kernel": st.integers(2, 4), "conv_dtype": DTYPES}),
     "linear": st.fixed_dictionaries({"num_heads": MANY, "head_dim": WIDTHS, "dtype": DTYPES}),

@@ -58,12 +58,15 @@ CONTRACT: dict[str, tuple[dict[str, Any], str]] = {
         dict.fromkeys(("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "conv_dtype", "ssm_dtype")),
         "conv_x conv_b conv_c temporal",
     ),
-    "gdn": (
-        dict.fromkeys(
-            ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel", "conv_dtype", "ssm_dtype")
-        ),
-        "conv_q conv_k conv_v temporal",
-    ),
+    **{
+        name: (
+            dict.fromkeys(
+                ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel", "conv_dtype", "ssm_dtype")
+            ),
+            "conv_q conv_k conv_v temporal",
+        )
+        for name in ("gdn", "gdn_cpu")
+    },
     "kda": (
         dict.fromkeys(("num_heads", "head_dim", "conv_kernel", "conv_dtype", "ssm_dtype")),
         "conv_q conv_k conv_v temporal",
@@ -288,3 +291,13 @@ def test_cpu_kinds_convert_into_each_other(way: tuple[str, str]) -> None:
         moved.update((to + byte, at + byte) for byte in range(0, nbytes, 2))
     for name in ("k", "v"):
         assert [moved[to] for to in ids[1][name].where[:, -1].tolist()] == ids[0][name].where[:, -1].tolist()
+
+
+def test_states_of_cpu_and_gpu_kernels_do_not_mix() -> None:
+    """Equal shapes, but each head's matrix is the transposed one."""
+    params = {"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 4, "head_v_dim": 4, "conv_kernel": 4,
+              "conv_dtype": "bfloat16", "ssm_dtype": "float32"}  # fmt: skip
+    spec, cpu = spec_of("gdn", params), kvlayout.Engine(groups={"cache": {"format": "gdn_cpu"}})
+    with pytest.raises(kvlayout.PlanRefused, match=r"KVL50[23]") as refused:
+        kvlayout.slice_for_tp_transfer(spec, kvlayout.Engine(), cpu)
+    assert not refused.value.unloadable and "temporal" in str(refused.value)

@@ -116,7 +116,7 @@ def test_the_state_table_misses_no_family() -> None:
     loaded = {path.stem: kvlayout.load(path) for path in MODELS}
     shipped = {group.format.name for spec in loaded.values() for group in spec.groups} & set(STATES)
     checked = {loaded[name].group("state").format.name for name in STATE_BYTES}
-    assert checked == shipped == set(STATES)
+    assert checked == shipped == set(STATES) - {"gdn_cpu"}  # which an engine makes of gdn
 
 
 @pytest.mark.parametrize("path", ENGINES, ids=[path.stem for path in ENGINES])

@@ -143,11 +143,12 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "indexer_fp8": [{"head_dim": 5}, {"head_dim": 5, "tokens_per_state": 4}],
     "indexer_mxfp4": [{"head_dim": 32}],
     "dsv4_fp8": [{}, {"tokens_per_state": 4}],
+    "gdn_cpu": [{"num_k_heads": 12, "num_v_heads": 24, "head_k_dim": 2, "head_v_dim": 3, **ROWS}],
     "kda": [{"num_heads": 12, "head_dim": 3, **ROWS}],
     "short_conv": [{"conv_dim": 24, "conv_kernel": 3, "conv_dtype": "float16"}],
     "linear": [{"num_heads": 12, "head_dim": 3, "dtype": "bfloat16"}],
 }
-STATES = ("kda", "short_conv", "linear")
+STATES = ("gdn_cpu", "kda", "short_conv", "linear")
 
 
 @pytest.mark.parametrize("tps", [*NINE, *UNEVEN], ids=lambda tps: f"tp{tps[0]}-tp{tps[1]}")

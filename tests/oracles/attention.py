@@ -57,12 +57,12 @@ def gqa_cpu_vec(p: Params, side: Side) -> Page:
 
 
 def gqa_cpu_amx(p: Params, side: Side) -> Page:
-    """cpu_attn.py, isa amx: 2 * N * hs bf16 elements a head, K and then V in VNNI pairs.
+    """cpu_attn.py, isa amx: 2 * N * hs elements a head, K and then V in VNNI pairs.
 
     K index: (t div 16) * 16 * hs + (d div 2) * 32 + (t mod 16) * 2 + d mod 2.
     V index: (d div 16) * 16 * N + (t div 2) * 32 + (d mod 16) * 2 + t mod 2.
     """
-    need(p.get("dtype", "bfloat16") == "bfloat16", "the AMX kernels keep bfloat16")
+    need(p.get("dtype", "bfloat16") in ("bfloat16", "float8_e4m3", "float8_e5m2"), "no dtype of the AMX kernels")
     need(p["head_size"] % 32 == 0, f"head size {p['head_size']} is no multiple of 32")
     need(side.block % 16 == 0, f"block {side.block} is no multiple of 16")
     return _cpu_planes(

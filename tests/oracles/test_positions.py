@@ -421,6 +421,7 @@ SWEPT: dict[str, list[dict[str, Any]]] = {
         {"num_heads": h, "head_dim": 4, "n_groups": g, "state_size": 6} | FP32 for h, g in ((24, 1), (24, 6), (64, 8))
     ],
     "gdn": [{"num_k_heads": k, "num_v_heads": 2 * k, "head_k_dim": 4, "head_v_dim": 6} | FP32 for k in (6, 16)],
+    "gdn_cpu": [{"num_k_heads": k, "num_v_heads": 2 * k, "head_k_dim": 4, "head_v_dim": 6} | FP32 for k in (6, 16)],
     "kda": [{"num_heads": h, "head_dim": 4} | FP32 for h in (6, 64)],
     "short_conv": [{"conv_dim": c, "conv_kernel": 3, "conv_dtype": "bfloat16"} for c in (24, 64)],
     "linear": [{"num_heads": h, "head_dim": 4, "dtype": "bfloat16"} for h in (6, 64)],
@@ -432,7 +433,7 @@ WHOLE = {"dsv4_fp8", "gqa_cpu_vec", "gqa_cpu_amx"}
 
 def engines(format: str) -> Iterator[dict[str, Any]]:
     """Engines worth trying for a format: orientations where it has any, context parallelism where it grows."""
-    if format in ("mamba1", "mamba2", "gdn", "kda", "short_conv", "linear"):
+    if format in ("mamba1", "mamba2", "gdn", "gdn_cpu", "kda", "short_conv", "linear"):
         for tp, conv, spec in product(TPS, ("DS", "SD"), (0, 2)):
             yield {"tp": tp, "conv": conv, "spec_tokens": spec}
         return
