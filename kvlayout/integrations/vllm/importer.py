@@ -1,0 +1,259 @@
+"""A vLLM engine as a spec and an engine: layers into groups, and what its pages depend on into words.
+
+A spec describes the whole model, while vLLM's cache specs describe a rank: each layer's page is first brought to the
+parameters of the model, and at the end the page that the spec gives this engine's ranks is held against vLLM's own
+number of bytes. What does not agree is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvlayout.errors import PlanRefused, SpecError, one_of, problem
+from kvlayout.integrations.vllm.pages import LayerPage, layer_page
+from kvlayout.integrations.vllm.side import Side, side_of, vllm_module
+from kvlayout.spec.engine import Engine
+from kvlayout.spec.formats import find_format
+from kvlayout.spec.model import CacheGroup, Spec
+
+__all__ = ["Placement", "VllmCache", "engine_of", "from_vllm", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where vLLM puts a layer in its one backing buffer: page b begins at byte offset + b * stride of `size`."""
+
+    offset: int
+    stride: int
+    blocks: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class VllmCache:
+    """One side of a transfer, as read from vLLM.
+
+    `spec` describes the whole model, `engine` this engine of it. `layers`: layer name -> (group, layer of the model).
+    `vllm_groups`: group -> index of vLLM's own cache group, whose block table the group uses; empty where only specs
+    were given. `shapes`: group -> head slots, states and content bytes of the tensor that vLLM shows of a page, which
+    may say less than the page's format. `placements`: layer name -> place in the buffer, where vLLM has decided it.
+    """
+
+    spec: Spec
+    engine: Engine
+    layers: Mapping[str, tuple[str, int]]
+    vllm_groups: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, int, int]]
+    placements: Mapping[str, Placement]
+
+    @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers per pipeline stage."""
+        return self.engine.stage_layers(self.spec.num_layers)
+
+
+def from_vllm(
+    vllm_config: Any,
+    kv_cache_config: Any = None,
+    *,
+    kv_cache_specs: Any = None,
+    backend: str | None = None,
+    known: Mapping[str, int] | None = None,
+) -> Spec:
+    """The model spec of a vLLM 0.32 engine, from its own objects. `read` says what the arguments are.
+
+    Raises SpecError for what no format is known for, naming the layer, the class and the attribute, and for a rank
+    whose numbers are not those of the model's config; KvLayoutError without vLLM, or with another version of it.
+    """
+    return read(vllm_config, kv_cache_config, kv_cache_specs=kv_cache_specs, backend=backend, known=known).spec
+
+
+def engine_of(
+    vllm_config: Any,
+    kv_cache_config: Any = None,
+    *,
+    kv_cache_specs: Any = None,
+    backend: str | None = None,
+    known: Mapping[str, int] | None = None,
+) -> Engine:
+    """The engine that goes with `from_vllm`: parallel sizes, orders, and each group's block and page. Raises as it."""
+    return read(vllm_config, kv_cache_config, kv_cache_specs=kv_cache_specs, backend=backend, known=known).engine
+
+
+def read(
+    vllm_config: Any,
+    kv_cache_config: Any = None,
+    *,
+    kv_cache_specs: Any = None,
+    backend: str | None = None,
+    known: Mapping[str, int] | None = None,
+) -> VllmCache:
+    """Read one side from vLLM 0.32.
+
+    `vllm_config`: a `VllmConfig`. `kv_cache_config`: the `KVCacheConfig` of a worker, or those of one worker of each
+    pipeline stage; each of vLLM's groups becomes a group, since each has a block table of its own. `kv_cache_specs`:
+    instead, {layer name: KVCacheSpec}, or such mappings of the stages. With neither, the layers that this process has
+    made are asked. `backend`: the name of the attention backend, in a process that has not made the layers. `known`:
+    `num_kv_heads` or `n_groups` of the whole model, where a rank does not tell it.
+
+    Raises SpecError and KvLayoutError as `from_vllm` does.
+    """
+    configs = _many(kv_cache_config)
+    layout = next((each.kv_cache_layout for each in configs if each.kv_cache_layout is not None), None)
+    side = side_of(vllm_config, layout, known)
+    if kv_cache_specs is None and not configs:
+        kv_cache_specs = vllm_module("v1.worker.gpu.attn_utils").get_kv_cache_spec(vllm_config)
+    found: list[tuple[LayerPage, int | None, object]] = []
+    for layer, spec, group in _specs(configs, _many(kv_cache_specs)):
+        page = layer_page(layer, spec, side, backend)
+        # Without vLLM's groups, layers that are freed differently still cannot share a block table.
+        freed = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
+        found.append((page, group, None if group is not None else freed))
+    if not found:
+        raise SpecError(problem("KVL707", "vllm", "vLLM names no layer with a cache", expected="at least one"))
+    return _assembled(side, found, _placements(configs))
+
+
+def _many(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, Sequence) else [given]
+
+
+def _specs(configs: list[Any], specs: list[Any]) -> Iterator[tuple[str, Any, int | None]]:
+    """(layer, its own spec, index of vLLM's group) of all stages, each layer once."""
+    seen: dict[str, Any] = {}
+    for each in specs:
+        for layer, spec in each.items():
+            if _new(seen, layer, spec):
+                yield layer, spec, None
+    for config in configs:
+        for index, group in enumerate(config.kv_cache_groups):
+            if not group.enable_kv_transfer:
+                continue  # an accelerator's copy of another group, made again after a load
+            if group.host_resident:
+                raise SpecError(
+                    problem("KVL701", f"vllm: group {index}", "a group whose pages lie in host memory",
+                            expected="host_resident=False")
+                )  # fmt: skip
+            own = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+            for layer in group.layer_names:
+                spec = group.kv_cache_spec if own is None else own[layer]
+                if _new(seen, layer, spec):
+                    yield layer, spec, index
+
+
+def _new(seen: dict[str, Any], layer: str, spec: Any) -> bool:
+    """Whether a layer is met for the first time; ranks of one stage repeat it, and must agree."""
+    if layer in seen and seen[layer] != spec:
+        raise SpecError(
+            problem("KVL708", f"vllm: layer '{layer}'", "two workers give the layer different specs",
+                    expected=str(seen[layer]), got=str(spec))
+        )  # fmt: skip
+    new = layer not in seen
+    seen[layer] = spec
+    return new
+
+
+def _placements(configs: list[Any]) -> dict[str, Placement]:
+    return {
+        layer: Placement(
+            tensor.offset + place * tensor.layer_stride, tensor.block_stride, config.num_blocks, tensor.size
+        )
+        for config in configs
+        for tensor in config.kv_cache_tensors
+        for place, layer in enumerate(tensor.layers)
+    }
+
+
+def _assembled(
+    side: Side, found: list[tuple[LayerPage, int | None, object]], placements: Mapping[str, Placement]
+) -> VllmCache:
+    grouped: dict[object, list[LayerPage]] = {}
+    vllm_group: dict[object, int | None] = {}
+    for page, group, freed in found:
+        key: object = (
+            group, page.kind, page.format, tuple(sorted(page.params.items())), page.block, page.nbytes, freed,
+        )  # fmt: skip
+        grouped.setdefault(key, []).append(page)
+        vllm_group[key] = group
+    indices = {page.layer: side.index(page.layer, is_state=page.block is None) for page, _, _ in found}
+    num_layers = max(sum(side.stages), 1 + max(indices.values()))
+    _all_stages(side, set(indices.values()))
+    kinds = [pages[0].kind for pages in grouped.values()]
+    groups: list[CacheGroup] = []
+    overrides: dict[str, dict[str, int | str]] = {}
+    layers: dict[str, tuple[str, int]] = {}
+    vllm_groups: dict[str, int] = {}
+    shapes: dict[str, tuple[int, int, int]] = {}
+    order = sorted(grouped, key=lambda key: (vllm_group[key] or 0, min(indices[page.layer] for page in grouped[key])))
+    for key in order:
+        pages = grouped[key]
+        kind, first = pages[0].kind, pages[0]
+        number = sum(group.name == kind or group.name.startswith(f"{kind}_") for group in groups)
+        name = kind if kinds.count(kind) == 1 else f"{kind}_{number}"
+        where = f"vllm: group '{name}'"
+        by_index: dict[int, str] = {}
+        for page in pages:
+            other = by_index.setdefault(indices[page.layer], page.layer)
+            if other != page.layer:
+                raise SpecError(
+                    problem(
+                        "KVL708", where, f"layers '{other}' and '{page.layer}' are both layer {indices[page.layer]}"
+                    )
+                )
+            layers[page.layer] = name, indices[page.layer]
+        fmt = find_format(first.format, None, where)
+        groups.append(CacheGroup(name, fmt, first.params, tuple(sorted(by_index)), None, where))
+        overrides[name] = {} if first.block is None else {"block": first.block}
+        shapes[name] = first.shape
+        own = vllm_group[key]
+        if own is not None:
+            vllm_groups[name] = own
+    name = str(side.config.model_config.model)
+    spec = Spec(name, None, num_layers, None, tuple(groups))
+    words = _words(side, num_layers)
+    for key, cache_group in zip(order, groups, strict=True):
+        engine = Engine(**words, groups=overrides)
+        overrides[cache_group.name] |= _page_word(spec, cache_group, engine, grouped[key][0])
+    return VllmCache(spec, Engine(**words, groups=overrides), layers, vllm_groups, shapes, placements)
+
+
+def _all_stages(side: Side, indices: set[int]) -> None:
+    start = 0
+    for stage, count in enumerate(side.stages):
+        last = stage == len(side.stages) - 1
+        if not any(start <= index and (last or index < start + count) for index in indices):
+            raise SpecError(
+                problem("KVL707", "vllm", f"no layer of pipeline stage {stage} is given",
+                        expected=f"what a worker of each of the {len(side.stages)} stages has",
+                        got=f"layers {one_of(sorted(indices)).removeprefix('one of ')}")
+            )  # fmt: skip
+        start += count
+
+
+def _words(side: Side, num_layers: int) -> dict[str, Any]:
+    words: dict[str, Any] = {"tp": side.tp, "order": side.order, "conv": side.conv, "spec_tokens": side.spec_tokens}
+    if side.dcp > 1:
+        words |= {"dcp": side.dcp, "interleave": side.interleave}
+    if len(side.stages) > 1:
+        # Layers of a draft model are counted behind those of the model, and run with its last stage.
+        stages = [*side.stages[:-1], side.stages[-1] + num_layers - sum(side.stages)]
+        words["stages"] = "+".join(map(str, stages))
+    return words
+
+
+def _page_word(spec: Spec, group: CacheGroup, engine: Engine, layer: LayerPage) -> dict[str, int | str]:
+    """The padding that vLLM gives a page, once both agree on what is in it."""
+    try:
+        nbytes = spec.page(group, engine).nbytes
+    except PlanRefused as error:
+        raise SpecError(error.problems) from None
+    if nbytes != layer.payload:
+        raise SpecError(
+            problem("KVL706", f"vllm: layer '{layer.layer}'", f"its page as format '{layer.format}' has {nbytes} bytes",
+                    expected=f"the {layer.payload} that vLLM counts without padding")
+        )  # fmt: skip
+    return {} if nbytes == layer.nbytes else {"page": layer.nbytes}

@@ -1,0 +1,44 @@
+"""What every test here needs: vLLM quiet, offline and with its own warnings, and sides that are made once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from vllm_side import Side
+
+HERE = Path(__file__).parent
+
+# Before vLLM is imported, which reads them once. The last two would ask for a GPU.
+os.environ.update(
+    VLLM_LOGGING_LEVEL="ERROR",
+    HF_HUB_OFFLINE="1",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_KIMI_K3_GEMM_AR="0",
+    VLLM_ENABLE_GEMM_RS="0",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("default"))  # those of vLLM and torch are not ours to mend
+
+
+@pytest.fixture(scope="session")
+def side() -> Callable[..., Side]:
+    """`side("qwen3_next", tp=2, rank=1, conv="DS")`: a rank of an engine, the last few are kept."""
+    from architectures import ARCHITECTURES
+    from vllm_side import make_side
+
+    @lru_cache(maxsize=8)
+    def made(name: str, tp: int = 1, rank: int = 0, conv: str = "SD", **engine: Any) -> Side:
+        return make_side(ARCHITECTURES[name], rank=rank, conv=conv, tensor_parallel_size=tp, **engine)
+
+    return made
