@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from vllm_side import Side
 
 HERE = Path(__file__).parent
 
@@ -23,19 +21,21 @@ os.environ.update(
     VLLM_KIMI_K3_GEMM_AR="0",
     VLLM_ENABLE_GEMM_RS="0",
 )
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what vLLM and torch say while they are imported is not ours to mend
+    from architectures import ARCHITECTURES
+    from vllm_side import Side, make_side
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("default"))  # those of vLLM and torch are not ours to mend
+            item.add_marker(pytest.mark.filterwarnings("default"))  # nor what they say later
 
 
 @pytest.fixture(scope="session")
 def side() -> Callable[..., Side]:
     """`side("qwen3_next", tp=2, rank=1, conv="DS")`: a rank of an engine, the last few are kept."""
-    from architectures import ARCHITECTURES
-    from vllm_side import make_side
 
     @lru_cache(maxsize=8)
     def made(name: str, tp: int = 1, rank: int = 0, conv: str = "SD", **engine: Any) -> Side:

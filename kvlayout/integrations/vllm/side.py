@@ -99,6 +99,7 @@ class Side:
 
 def side_of(config: Any, layout: str | None, known: Mapping[str, int] | None) -> Side:
     """Read a `VllmConfig`. SpecError for what no engine of kvlayout is; `layout`: that of a `KVCacheConfig`."""
+    utils = vllm_module("distributed.utils")
     parallel, cache = config.parallel_config, config.cache_config
     problems = []
     where = "vllm: parallel_config"
@@ -127,7 +128,6 @@ def side_of(config: Any, layout: str | None, known: Mapping[str, int] | None) ->
         )  # fmt: skip
     if problems:
         raise SpecError(problems)
-    utils = vllm_module("distributed.utils")
     total, stages = int(config.model_config.get_total_num_hidden_layers()), parallel.pipeline_parallel_size
     bounds = [utils.get_pp_indices(total, stage, stages) for stage in range(stages)]
     return Side(
