@@ -56,7 +56,6 @@ stand-in: on systems other than Linux these tests are skipped. `.ci/run` lets no
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "on_cpu: of tests/vllm, sees the platform as it is")
     config.addinivalue_line("markers", "peak_memory: reads a process's own peak, which Linux alone tells")
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile(f"size-{config.getoption('--size')}")

@@ -39,10 +39,16 @@ HEADS = {"num_kv_heads": 2, "head_size": 64}
 LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
-@pytest.fixture(autouse=True)
-def not_a_cpu(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("on_cpu") is None:
+@pytest.fixture
+def elsewhere(side: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`side`, made here, in a process that then takes itself for one with a GPU."""
+
+    def made(*args: Any, **words: Any) -> Any:
+        here = side(*args, **words)
         monkeypatch.setattr("vllm.platforms.cpu.CpuPlatform.is_cpu", lambda self: False)
+        return here
+
+    return made
 
 
 PAGES: list[tuple[str, Any, str, str, dict[str, Any]]] = [
@@ -83,10 +89,10 @@ PAGES: list[tuple[str, Any, str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("backend", "spec", "kind", "format", "params"), PAGES, ids=lambda value: str(value)[:20])
 def test_attention_pages(
-    backend: str, spec: Any, kind: str, format: str, params: dict[str, Any], side: Callable[..., Any]
+    backend: str, spec: Any, kind: str, format: str, params: dict[str, Any], elsewhere: Callable[..., Any]
 ) -> None:
     hf = LATENT | {"index_head_dim": 128}
-    config = changed(side("llama", tp=2), cache={"kv_cache_layout": "NHD", "cache_dtype": "fp8_e5m2"}, hf=hf)
+    config = changed(elsewhere("llama", tp=2), cache={"kv_cache_layout": "NHD", "cache_dtype": "fp8_e5m2"}, hf=hf)
     cache = read(config, kv_cache_specs={LAYER: spec}, backend=backend)
     (group,) = cache.spec.groups
     assert (group.name, group.format.name, dict(group.params)) == (kind, format, params)
@@ -94,9 +100,9 @@ def test_attention_pages(
     assert cache.spec.page(group, cache.engine).nbytes == spec.page_size_bytes
 
 
-def test_states_of_gpu_kernels(side: Callable[..., Any]) -> None:
+def test_states_of_gpu_kernels(elsewhere: Callable[..., Any]) -> None:
     """The delta-net states that a CPU keeps the other way round; and the one kind that no small model here has."""
-    made = side("qwen3_next", tp=2)
+    made = elsewhere("qwen3_next", tp=2)
     state = "model.layers.0.linear_attn"
     (group,) = read(changed(made), kv_cache_specs={state: made.specs[state]}).spec.groups
     assert group.format.name == "gdn"
@@ -108,16 +114,16 @@ def test_states_of_gpu_kernels(side: Callable[..., Any]) -> None:
     assert dict(group.params) == {"num_heads": 8, "head_dim": 64, "dtype": "float32"}
 
 
-def test_speculative_tokens_lengthen_the_window(side: Callable[..., Any]) -> None:
-    made = side("qwen3_next", tp=2)
+def test_speculative_tokens_lengthen_the_window(elsewhere: Callable[..., Any]) -> None:
+    made = elsewhere("qwen3_next", tp=2)
     state = "model.layers.0.linear_attn"
     spec = replace(made.specs[state], shapes=((5, 512), (4, 64, 64)))
     cache = read(changed(made, tokens=2), kv_cache_specs={state: spec})
     assert cache.engine.spec_tokens == 2 and cache.spec.groups[0].params["conv_kernel"] == 4
 
 
-def test_context_parallel_ranks(side: Callable[..., Any]) -> None:
-    made = side("llama", tp=2)
+def test_context_parallel_ranks(elsewhere: Callable[..., Any]) -> None:
+    made = elsewhere("llama", tp=2)
     words = {"decode_context_parallel_size": 2, "cp_kv_cache_interleave_size": 16}
     config = changed(made, parallel=words, hf=LATENT)
     engine = engine_of(config, kv_cache_specs={LAYER: MLAAttentionSpec(**ROWS)}, backend="FLASHMLA")
@@ -127,7 +133,6 @@ def test_context_parallel_ranks(side: Callable[..., Any]) -> None:
         read(config, kv_cache_specs={LAYER: whole}, backend="FLASHMLA")
 
 
-@pytest.mark.on_cpu
 def test_pipeline_stages_are_vllms_own(side: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Five layers in four stages: vLLM gives the third one two, where an even division gives the first one two."""
     monkeypatch.setitem(ARCHITECTURES, "llama5", ARCHITECTURES["llama"] | {"num_hidden_layers": 5})
