@@ -84,7 +84,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         "KVL713",
         "a tensor of another shape than the spec's",
-        "Read the spec from the engine that made the tensors; where kernels split blocks, give their block size.",
+        "Read the spec from the engine that made the tensors; where kernels split blocks, give 'kernel_blocks'.",
         "Addresses are computed from the page that the spec describes; in a tensor of another shape they are others.",
     ),
     Rule(

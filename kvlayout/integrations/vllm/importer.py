@@ -33,18 +33,21 @@ class Placement:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class VllmCache:
-    """One side of a transfer, as read from vLLM.
+    """One side of a transfer, as read from vLLM: `spec` describes the whole model, `engine` this engine of it.
 
-    `spec` describes the whole model, `engine` this engine of it. `layers`: layer name -> (group, layer of the model).
-    `vllm_groups`: group -> index of vLLM's own cache group, whose block table the group uses; empty where only specs
-    were given. `shapes`: group -> head slots, states and content bytes of the tensor that vLLM shows of a page, which
-    may say less than the page's format. `placements`: layer name -> place in the buffer, where vLLM has decided it.
+    `layers`: layer name -> (group, layer of the model).
+    `vllm_groups`: group -> index of vLLM's own cache group, whose block table it uses; empty where only specs were given.
+    `kernel_blocks`: group -> the n blocks of the spec in one block of that table: id b is n * b to n * b + n - 1.
+    `shapes`: group -> head slots, states and content bytes of the tensor that vLLM shows of a page; what is inside a
+    page, its format says.
+    `placements`: layer name -> place in the buffer, where vLLM has decided it.
     """
 
     spec: Spec
     engine: Engine
     layers: Mapping[str, tuple[str, int]]
     vllm_groups: Mapping[str, int]
+    kernel_blocks: Mapping[str, int]
     shapes: Mapping[str, tuple[int, int, int]]
     placements: Mapping[str, Placement]
 
@@ -59,6 +62,7 @@ def from_vllm(
     kv_cache_config: Any = None,
     *,
     kv_cache_specs: Any = None,
+    kernel_blocks: Sequence[int] | None = None,
     backend: str | None = None,
     known: Mapping[str, int] | None = None,
 ) -> Spec:
@@ -67,7 +71,10 @@ def from_vllm(
     Raises SpecError for what no format is known for, naming the layer, the class and the attribute, and for a rank
     whose numbers are not those of the model's config; KvLayoutError without vLLM, or with another version of it.
     """
-    return read(vllm_config, kv_cache_config, kv_cache_specs=kv_cache_specs, backend=backend, known=known).spec
+    return read(
+        vllm_config, kv_cache_config, kv_cache_specs=kv_cache_specs, kernel_blocks=kernel_blocks, backend=backend,
+        known=known,
+    ).spec  # fmt: skip
 
 
 def engine_of(
@@ -75,11 +82,15 @@ def engine_of(
     kv_cache_config: Any = None,
     *,
     kv_cache_specs: Any = None,
+    kernel_blocks: Sequence[int] | None = None,
     backend: str | None = None,
     known: Mapping[str, int] | None = None,
 ) -> Engine:
     """The engine that goes with `from_vllm`: parallel sizes, orders, and each group's block and page. Raises as it."""
-    return read(vllm_config, kv_cache_config, kv_cache_specs=kv_cache_specs, backend=backend, known=known).engine
+    return read(
+        vllm_config, kv_cache_config, kv_cache_specs=kv_cache_specs, kernel_blocks=kernel_blocks, backend=backend,
+        known=known,
+    ).engine  # fmt: skip
 
 
 def read(
@@ -87,6 +98,7 @@ def read(
     kv_cache_config: Any = None,
     *,
     kv_cache_specs: Any = None,
+    kernel_blocks: Sequence[int] | None = None,
     backend: str | None = None,
     known: Mapping[str, int] | None = None,
 ) -> VllmCache:
@@ -95,25 +107,34 @@ def read(
     `vllm_config`: a `VllmConfig`. `kv_cache_config`: the `KVCacheConfig` of a worker, or those of one worker of each
     pipeline stage; each of vLLM's groups becomes a group, since each has a block table of its own. `kv_cache_specs`:
     instead, {layer name: KVCacheSpec}, or such mappings of the stages. With neither, the layers that this process has
-    made are asked. `backend`: the name of the attention backend, in a process that has not made the layers. `known`:
-    `num_kv_heads` or `n_groups` of the whole model, where a rank does not tell it.
+    made are asked. `kernel_blocks`: for each of vLLM's groups the tokens of the blocks that its kernels use, where they
+    split those of the block tables; the spec then speaks of the kernels' blocks. `backend`: the name of the attention
+    backend, in a process that has not made the layers. `known`: `num_kv_heads` or `n_groups` of the whole model, where
+    a rank does not tell it.
 
-    Raises SpecError and KvLayoutError as `from_vllm` does.
+    Raises SpecError and KvLayoutError as `from_vllm` does, and TypeError for arguments that exclude each other.
     """
     configs = _many(kv_cache_config)
+    if configs and kv_cache_specs is not None:
+        raise TypeError("give kv_cache_config or kv_cache_specs, not both")
+    if kernel_blocks is not None and not configs:
+        raise TypeError("kernel_blocks are those of the groups of a kv_cache_config, which is not given")
     layout = next((each.kv_cache_layout for each in configs if each.kv_cache_layout is not None), None)
     side = side_of(vllm_config, layout, known)
     if kv_cache_specs is None and not configs:
         kv_cache_specs = vllm_module("v1.worker.gpu.attn_utils").get_kv_cache_spec(vllm_config)
     found: list[tuple[LayerPage, int | None, object]] = []
+    splits: dict[str, int] = {}
     for layer, spec, group in _specs(configs, _many(kv_cache_specs)):
+        if kernel_blocks is not None and group is not None:
+            spec, splits[layer] = _split(layer, spec, kernel_blocks, group)
         page = layer_page(layer, spec, side, backend)
         # Without vLLM's groups, layers that are freed differently still cannot share a block table.
         freed = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
         found.append((page, group, None if group is not None else freed))
     if not found:
         raise SpecError(problem("KVL707", "vllm", "vLLM names no layer with a cache", expected="at least one"))
-    return _assembled(side, found, _placements(configs))
+    return _assembled(side, found, _placements(configs, splits), splits)
 
 
 def _many(given: Any) -> list[Any]:
@@ -157,10 +178,26 @@ def _new(seen: dict[str, Any], layer: str, spec: Any) -> bool:
     return new
 
 
-def _placements(configs: list[Any]) -> dict[str, Placement]:
+def _split(layer: str, spec: Any, kernel_blocks: Sequence[int], group: int) -> tuple[Any, int]:
+    """A layer's spec for one block of its kernels, and how many of them a block of the block table has."""
+    whole, part = int(spec.block_size), int(kernel_blocks[group]) if group < len(kernel_blocks) else 0
+    if type(spec).__name__ == "MambaSpec" or part == whole:
+        return spec, 1
+    if part < 1 or whole % part or spec.page_size_padded is not None:
+        raise SpecError(
+            problem("KVL706", f"vllm: layer '{layer}'", f"a block of {whole} tokens is not split into blocks of {part}",
+                    expected="a divisor of the block, of a page without padding")
+        )  # fmt: skip
+    return spec.copy_with_new_block_size(part), whole // part
+
+
+def _placements(configs: list[Any], splits: Mapping[str, int]) -> dict[str, Placement]:
     return {
         layer: Placement(
-            tensor.offset + place * tensor.layer_stride, tensor.block_stride, config.num_blocks, tensor.size
+            tensor.offset + place * tensor.layer_stride,
+            tensor.block_stride // splits.get(layer, 1),
+            config.num_blocks * splits.get(layer, 1),
+            tensor.size,
         )
         for config in configs
         for tensor in config.kv_cache_tensors
@@ -169,7 +206,10 @@ def _placements(configs: list[Any]) -> dict[str, Placement]:
 
 
 def _assembled(
-    side: Side, found: list[tuple[LayerPage, int | None, object]], placements: Mapping[str, Placement]
+    side: Side,
+    found: list[tuple[LayerPage, int | None, object]],
+    placements: Mapping[str, Placement],
+    splits: Mapping[str, int],
 ) -> VllmCache:
     grouped: dict[object, list[LayerPage]] = {}
     vllm_group: dict[object, int | None] = {}
@@ -188,6 +228,7 @@ def _assembled(
     layers: dict[str, tuple[str, int]] = {}
     vllm_groups: dict[str, int] = {}
     shapes: dict[str, tuple[int, int, int]] = {}
+    kernel_blocks: dict[str, int] = {}
     order = sorted(grouped, key=lambda key: (vllm_group[key] or 0, min(indices[page.layer] for page in grouped[key])))
     for key in order:
         pages = grouped[key]
@@ -208,7 +249,7 @@ def _assembled(
         fmt = find_format(first.format, None, where)
         groups.append(CacheGroup(name, fmt, first.params, tuple(sorted(by_index)), None, where))
         overrides[name] = {} if first.block is None else {"block": first.block}
-        shapes[name] = first.shape
+        shapes[name], kernel_blocks[name] = first.shape, splits.get(first.layer, 1)
         own = vllm_group[key]
         if own is not None:
             vllm_groups[name] = own
@@ -218,7 +259,7 @@ def _assembled(
     for key, cache_group in zip(order, groups, strict=True):
         engine = Engine(**words, groups=overrides)
         overrides[cache_group.name] |= _page_word(spec, cache_group, engine, grouped[key][0])
-    return VllmCache(spec, Engine(**words, groups=overrides), layers, vllm_groups, shapes, placements)
+    return VllmCache(spec, Engine(**words, groups=overrides), layers, vllm_groups, kernel_blocks, shapes, placements)
 
 
 def _all_stages(side: Side, indices: set[int]) -> None:

@@ -54,7 +54,7 @@ def check_tensors(cache: VllmCache, rank: int, kv_caches: Mapping[str, Any]) -> 
     first = sum(stages[:stage])
     ours = {name for name, (_, index) in cache.layers.items() if first <= index < first + stages[stage]}
     found: list[Problem] = []
-    spans: dict[str, list[_Span]] = {}
+    spans: dict[object, list[_Span]] = {}
     for name in sorted(ours):
         if name not in kv_caches:
             wanted = "one for every layer of the rank"
@@ -68,7 +68,8 @@ def check_tensors(cache: VllmCache, rank: int, kv_caches: Mapping[str, Any]) -> 
         found += problems
         if not problems:
             span = layer.span(views)
-            spans.setdefault(group, []).append(span)
+            # Groups of one block table are one here; without vLLM's groups, each is taken for itself.
+            spans.setdefault(cache.vllm_groups.get(group, group), []).append(span)
             found += _placed(cache, span, views[0])
     shared = {_address(view) for name in ours & set(kv_caches) for view in _views(kv_caches[name])}
     found += [
@@ -76,8 +77,8 @@ def check_tensors(cache: VllmCache, rank: int, kv_caches: Mapping[str, Any]) -> 
         for name in sorted(set(kv_caches) - set(cache.layers))
         if not {_address(view) for view in _views(kv_caches[name])} <= shared
     ]
-    for group, group_spans in spans.items():
-        found += _overlaps(group, group_spans)
+    for block_table in spans.values():
+        found += _overlaps(block_table)
     return tuple(found)
 
 
@@ -219,16 +220,16 @@ def _placed(cache: VllmCache, span: _Span, view: Any) -> Iterator[Problem]:
                       got="byte {}, every {} bytes, {} blocks".format(*got))  # fmt: skip
 
 
-def _overlaps(group: str, spans: list[_Span]) -> Iterator[Problem]:
-    """Two layers of one group whose pages share bytes: a block id would mean both. Groups may share; layers may not."""
+def _overlaps(spans: list[_Span]) -> Iterator[Problem]:
+    """Two layers of one block table whose pages share bytes: a block id would mean both of them."""
     ordered = sorted(spans, key=lambda span: span.start)
     for place, one in enumerate(ordered):
         for other in ordered[place + 1 :]:
             if other.start >= one.start + one.stride * (one.blocks - 1) + one.nbytes:
                 break
             if _meet(one, other):
-                message = f"pages of layers '{one.layer}' and '{other.layer}' overlap"
-                yield problem("KVL716", f"vllm: group '{group}'", message, expected="memory of its own for each layer")
+                message = f"its pages overlap with those of layer '{one.layer}'"
+                yield problem("KVL716", _where(other.layer), message, expected="memory of its own for each layer")
 
 
 def _meet(one: _Span, other: _Span) -> bool:
