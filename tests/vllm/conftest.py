@@ -24,7 +24,7 @@ os.environ.update(
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what vLLM and torch say while they are imported is not ours to mend
     from architectures import ARCHITECTURES
-    from vllm_side import Side, make_side
+    from vllm_side import Side, make_side, orient
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +38,11 @@ def side() -> Callable[..., Side]:
     """`side("qwen3_next", tp=2, rank=1, conv="DS")`: a rank of an engine, the last few are kept."""
 
     @lru_cache(maxsize=8)
-    def made(name: str, tp: int = 1, rank: int = 0, conv: str = "SD", **engine: Any) -> Side:
+    def kept(name: str, tp: int = 1, rank: int = 0, conv: str = "SD", **engine: Any) -> Side:
         return make_side(ARCHITECTURES[name], rank=rank, conv=conv, tensor_parallel_size=tp, **engine)
+
+    def made(*args: Any, conv: str = "SD", **words: Any) -> Side:
+        orient(conv)  # also for one that is kept
+        return kept(*args, conv=conv, **words)
 
     return made

@@ -15,7 +15,7 @@ from vllm.v1.worker.utils import allocate_kv_cache
 
 import kvlayout
 from kvlayout.errors import Problem
-from kvlayout.integrations.vllm import VllmCache, check_tensors, read
+from kvlayout.integrations.vllm import VllmCache, check_tensors, page_rows, read
 
 LAYER, STATE = "model.layers.1.self_attn.attn", "model.layers.0.linear_attn"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "vllm.md"
@@ -167,6 +167,17 @@ def test_pages_of_layers_side_by_side(side: Callable[..., Any]) -> None:
     moved = torch.as_strided(buffer, shape, views[last].stride(), 3 * page - 64)
     (problem,) = check_tensors(cache, 0, {**views, last: moved})
     assert problem.code == "KVL716" and last in str(problem)
+
+
+def test_rows_are_whole_pages_of_checked_tensors(hybrid: Hybrid) -> None:
+    cache, views, held = hybrid
+    for tensors in (views, held):
+        rows = page_rows(cache, 0, tensors)
+        assert {group: sorted(layers) for group, layers in rows.items()} == {"state": [0, 2], "attention": [1, 3]}
+        assert {row.shape[1] for layers in rows.values() for row in layers.values()} == {98304}
+        assert rows["state"][2].data_ptr() == views["model.layers.2.linear_attn"].data_ptr()
+    with pytest.raises(kvlayout.SubmitError, match="KVL712"):
+        page_rows(cache, 0, {**views, LAYER: views[LAYER].view(torch.float16)})
 
 
 def test_the_documentations_worker(side: Callable[..., Any]) -> None:

@@ -94,12 +94,17 @@ def make_config(architecture: Mapping[str, Any], folder: Path, **engine: Any) ->
     return args.create_engine_config()
 
 
+def orient(conv: str) -> None:
+    """The orientation of convolution states, which vLLM keeps for a whole process."""
+    vllm.envs.environment_variables["VLLM_SSM_CONV_STATE_LAYOUT"] = lambda: conv
+    get_conv_state_layout.cache_clear()
+
+
 def make_side(
     architecture: Mapping[str, Any], *, rank: int = 0, stage: int = 0, conv: str = "SD", **engine: Any
 ) -> Side:
     """A rank of an engine with these `EngineArgs`, its cache allocated and bound to its layers."""
-    vllm.envs.environment_variables["VLLM_SSM_CONV_STATE_LAYOUT"] = lambda: conv
-    get_conv_state_layout.cache_clear()
+    orient(conv)
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(architecture, Path(folder), **engine)
         with set_current_vllm_config(config), _ranks(config, rank, stage):

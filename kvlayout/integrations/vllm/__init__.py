@@ -7,6 +7,6 @@ that is); `from_vllm` and `engine_of` give the two halves of a side. Nothing her
 from __future__ import annotations
 
 from kvlayout.integrations.vllm.importer import VllmCache, engine_of, from_vllm, read
-from kvlayout.integrations.vllm.tensors import check_tensors
+from kvlayout.integrations.vllm.tensors import check_tensors, page_rows
 
-__all__ = ["VllmCache", "check_tensors", "engine_of", "from_vllm", "read"]
+__all__ = ["VllmCache", "check_tensors", "engine_of", "from_vllm", "page_rows", "read"]

@@ -36,7 +36,7 @@ class VllmCache:
     """One side of a transfer, as read from vLLM: `spec` describes the whole model, `engine` this engine of it.
 
     `layers`: layer name -> (group, layer of the model).
-    `vllm_groups`: group -> index of vLLM's own cache group, whose block table it uses; empty where only specs were given.
+    `vllm_groups`: group -> index of vLLM's own cache group, whose block table it uses; empty with specs alone.
     `kernel_blocks`: group -> the n blocks of the spec in one block of that table: id b is n * b to n * b + n - 1.
     `shapes`: group -> head slots, states and content bytes of the tensor that vLLM shows of a page; what is inside a
     page, its format says.

@@ -17,7 +17,7 @@ from kvlayout.integrations.vllm.side import dtype_name
 from kvlayout.ir import Leaf, Page, leaves
 from kvlayout.spec.engine import Engine
 
-__all__ = ["check_tensors"]
+__all__ = ["check_tensors", "page_rows"]
 
 BYTES = ("int8", "uint8")
 """What vLLM keeps pages in whose elements it does not name: states, scales, packed records, fp8."""
@@ -80,6 +80,31 @@ def check_tensors(cache: VllmCache, rank: int, kv_caches: Mapping[str, Any]) -> 
     for block_table in spans.values():
         found += _overlaps(block_table)
     return tuple(found)
+
+
+def page_rows(cache: VllmCache, rank: int, kv_caches: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
+    """A rank's pages as moves take them: {group: {layer of the model: uint8 tensor (blocks, page bytes)}}.
+
+    Over the same memory. Arguments as of `check_tensors`; SubmitError with its problems when there are any.
+
+    vLLM's groups lie over each other in one buffer, and a block belongs to one of them at a time: bind a plan of one
+    group (`slice_for_tp_transfer(..., group=...)`), or use its `kernel`, for each group.
+    """
+    import torch
+
+    problems = check_tensors(cache, rank, kv_caches)
+    if problems:
+        raise SubmitError(problems)
+    rows: dict[str, dict[int, Any]] = {group.name: {} for group in cache.spec.groups}
+    for name, (group, index) in cache.layers.items():
+        if name not in kv_caches:
+            continue  # of another stage
+        view = _views(kv_caches[name])[0]
+        size, page = view.element_size(), cache.spec.page(cache.spec.group(group), cache.engine)
+        every = torch.empty(0, dtype=torch.uint8, device=view.device).set_(view.untyped_storage())
+        shape, stride = (int(view.shape[0]), page.nbytes), int(view.stride(0)) * size
+        rows[group][index] = torch.as_strided(every, shape, (stride, 1), int(view.storage_offset()) * size)
+    return {group: layers for group, layers in rows.items() if layers}
 
 
 def _views(given: Any) -> list[Any]:
