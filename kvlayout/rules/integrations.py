@@ -42,7 +42,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         "KVL705",
         "a number of the whole model that a rank does not tell",
-        "Give the number in 'known', as known={'num_kv_heads': 4}.",
+        "Give the number in 'known', as known={'attention.num_kv_heads': 4}.",
         "A rank that holds one unit may hold it alone or with other ranks. The plans differ; the bytes do not tell.",
     ),
     Rule(

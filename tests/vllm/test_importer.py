@@ -41,6 +41,23 @@ MEANT: dict[str, dict[str, tuple[str, dict[str, Any], tuple[int, ...]]]] = {
         "sliding_1": ("gqa_cpu", GQA, (1, 4)),
         "attention": ("gqa_cpu", GQA, (2, 5)),
     },
+    "gemma4": {
+        "sliding_0": ("gqa_cpu", GQA, (0, 3)),
+        "sliding_1": ("gqa_cpu", GQA, (1, 4)),
+        "attention": ("gqa_cpu", GQA | {"num_kv_heads": 1, "head_size": 128}, (2, 5)),
+    },
+    "gemma3n": {
+        "sliding_0": ("gqa_cpu", GQA, (0,)),
+        "sliding_1": ("gqa_cpu", GQA, (1,)),
+        "sliding_2": ("gqa_cpu", GQA, (3,)),
+        "attention": ("gqa_cpu", GQA, (2,)),
+    },
+    "llama4": {
+        "chunked_0": ("gqa_cpu", GQA, (0,)),
+        "chunked_1": ("gqa_cpu", GQA, (1,)),
+        "chunked_2": ("gqa_cpu", GQA, (2,)),
+        "attention": ("gqa_cpu", GQA, (3,)),
+    },
     "deepseek_v3": {"attention": ("mla", MLA, ALL)},
     "mamba": {"state": ("mamba1", MAMBA1, ALL)},
     "falcon_mamba": {"state": ("mamba1", MAMBA1, ALL)},
@@ -95,6 +112,7 @@ def test_the_whole_model_is_read_from_any_rank(name: str, tp: int, side: Callabl
         assert groups(cache.spec) == MEANT[name]
         assert set(cache.layers) == set(made.specs)
         assert cache.engine.tp == tp and cache.spec.num_layers == ARCHITECTURES[name]["num_hidden_layers"]
+        assert set(cache.placements) == set(made.specs)
         named = {layer for group in made.cache.kv_cache_groups for layer in group.layer_names}
         for group, index in cache.vllm_groups.items():
             layers = {layer for layer, (of, _) in cache.layers.items() if of == group}

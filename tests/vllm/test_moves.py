@@ -23,6 +23,9 @@ BLOCKS = [3, 1]
 
 
 def share(whole: torch.Tensor, rank: int, tp: int, axis: int = 0) -> torch.Tensor:
+    """Equal shares; of fewer units than ranks, the one that consecutive ranks have together."""
+    if whole.shape[axis] < tp:
+        return whole.narrow(axis, rank * whole.shape[axis] // tp, 1)
     return whole.chunk(tp, axis)[rank]
 
 
@@ -108,7 +111,18 @@ def buffer(made: Any) -> torch.Tensor:
 @pytest.mark.parametrize(("src_conv", "dst_conv"), [("SD", "SD"), ("SD", "DS")])
 @pytest.mark.parametrize(
     "name",
-    ["llama", "gemma3", "deepseek_v3", "mamba", "granitemoehybrid", "nemotron_h", "qwen3_next", "lfm2", "kimi_linear"],
+    [
+        "llama",
+        "gemma3",
+        "gemma4",
+        "deepseek_v3",
+        "mamba",
+        "granitemoehybrid",
+        "nemotron_h",
+        "qwen3_next",
+        "lfm2",
+        "kimi_linear",
+    ],
 )
 def test_moved_pages_are_those_that_vllm_would_write(
     name: str, src_tp: int, dst_tp: int, src_conv: str, dst_conv: str, side: Callable[..., Any]
@@ -123,6 +137,9 @@ def test_moved_pages_are_those_that_vllm_would_write(
     to = [block + 4 for block in BLOCKS]
     for group in src.spec.groups:  # one at a time: in vLLM's buffer they lie over each other
         plan = kvlayout.slice_for_tp_transfer(src.spec, src.engine, dst.engine, dst_spec=dst.spec, group=group.name)
+        if plan.group(group.name).src_blocks != plan.group(group.name).dst_blocks:
+            assert name == "gemma4" and group.name.startswith("sliding"), "whose block depends on tp; see below"
+            continue
         layers = [layer for layer, (of, _) in src.layers.items() if of == group.name]
         meant = {}
         for rank, made in enumerate(targets):

@@ -143,10 +143,26 @@ def test_heads_that_a_rank_does_not_tell(side: Callable[..., Any]) -> None:
     config = changed(made, parallel={"tensor_parallel_size": 4}, hf={"num_global_key_value_heads": 1})
     problem = refused(config, made.specs)
     assert problem.code == "KVL705" and "1 KV head of 1 or 2" in problem.message
-    (group,) = read(config, kv_cache_specs=made.specs, known={"num_kv_heads": 1}).spec.groups
+    (group,) = read(config, kv_cache_specs=made.specs, known={"attention.num_kv_heads": 1}).spec.groups
     assert group.params["num_kv_heads"] == 1
+    assert refused(config, made.specs, known={"attention.num_kv_heads": 8}).code == "KVL704"
+    with pytest.raises(ValueError, match=r"expected one of attention\.num_kv_heads"):
+        read(config, kv_cache_specs=made.specs, known={"num_kv_heads": 1})
+    nested = changed(made, parallel={"tensor_parallel_size": 4}, hf={"other": {"num_attention_groups": 1}})
+    assert refused(nested, made.specs).code == "KVL705"
     config = changed(made, parallel={"tensor_parallel_size": 4})
     assert read(config, kv_cache_specs=made.specs).spec.groups[0].params["num_kv_heads"] == 2
+
+
+def test_windows_with_heads_of_their_own(side: Callable[..., Any]) -> None:
+    """MiMo: 4 KV heads in full layers and 8 in sliding ones, of which a rank of 8 has one in both."""
+    made = side("gpt_oss", tp=2)
+    config = changed(made, parallel={"tensor_parallel_size": 8}, hf={"swa_num_key_value_heads": 8})
+    object.__setattr__(config.model_config, "model_arch_config", replace(
+        made.config.model_config.model_arch_config, total_num_kv_heads=4
+    ))  # fmt: skip
+    found = read(config, kv_cache_specs=made.specs).spec.groups
+    assert {group.name: group.params["num_kv_heads"] for group in found} == {"attention": 4, "sliding": 8}
 
 
 def test_groups_that_a_rank_does_not_tell(side: Callable[..., Any]) -> None:
@@ -157,7 +173,7 @@ def test_groups_that_a_rank_does_not_tell(side: Callable[..., Any]) -> None:
     assert refused(changed(made, hf={"mamba_n_groups": 4}), specs).code == "KVL704"
     for known in (1, 2):
         config = changed(made, hf={"mamba_n_groups": None})
-        cache = read(config, kv_cache_specs=specs, known={"n_groups": known})
+        cache = read(config, kv_cache_specs=specs, known={"state.n_groups": known})
         assert cache.spec.groups[0].params["n_groups"] == known
 
 

@@ -140,6 +140,20 @@ def test_padded_pages_are_not_split(side: Callable[..., Any]) -> None:
         read(made.config, padded, kernel_blocks=[384, 128])
 
 
+def test_layers_that_use_the_cache_of_another_one(side: Callable[..., Any]) -> None:
+    """Gemma-3n: vLLM hands the shared tensor to connectors under both names, and its groups name both."""
+    made = side("gemma3n")
+    cache = read(made.config, made.cache)
+    sharing = {
+        name: made.views[module.kv_sharing_target_layer_name]
+        for name, module in made.layers.items()
+        if getattr(module, "kv_sharing_target_layer_name", None)
+    }
+    named = {layer for group in made.cache.kv_cache_groups for layer in group.layer_names}
+    assert len(sharing) == 2 and set(sharing) <= named and not set(sharing) & set(cache.layers)
+    assert check_tensors(cache, 0, {**made.views, **sharing}) == ()
+
+
 def test_layers_of_one_group_in_one_place(side: Callable[..., Any]) -> None:
     made = side("llama")
     cache = read(made.config, kv_cache_specs=made.specs)

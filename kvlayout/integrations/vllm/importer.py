@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvlayout.errors import PlanRefused, SpecError, one_of, problem
-from kvlayout.integrations.vllm.pages import LayerPage, layer_page
+from kvlayout.integrations.vllm.pages import KNOWN, LayerPage, layer_page
 from kvlayout.integrations.vllm.side import Side, side_of, vllm_module
 from kvlayout.spec.engine import Engine
 from kvlayout.spec.formats import find_format
@@ -109,11 +109,15 @@ def read(
     instead, {layer name: KVCacheSpec}, or such mappings of the stages. With neither, the layers that this process has
     made are asked. `kernel_blocks`: for each of vLLM's groups the tokens of the blocks that its kernels use, where they
     split those of the block tables; the spec then speaks of the kernels' blocks. `backend`: the name of the attention
-    backend, in a process that has not made the layers. `known`: `num_kv_heads` or `n_groups` of the whole model, where
-    a rank does not tell it.
+    backend, in a process that has not made the layers. `known`: numbers of the whole model that a rank does not tell,
+    by kind of group, as {"attention.num_kv_heads": 4, "sliding.num_kv_heads": 8, "state.n_groups": 1}.
 
-    Raises SpecError and KvLayoutError as `from_vllm` does, and TypeError for arguments that exclude each other.
+    Raises SpecError and KvLayoutError as `from_vllm` does, TypeError for arguments that exclude each other, and
+    ValueError for another name in `known`.
     """
+    for name in known or {}:
+        if name not in KNOWN:
+            raise ValueError(f"'{name}' is nothing that may be known; expected {one_of(KNOWN)}")
     configs = _many(kv_cache_config)
     if configs and kv_cache_specs is not None:
         raise TypeError("give kv_cache_config or kv_cache_specs, not both")
@@ -150,6 +154,8 @@ def _specs(configs: list[Any], specs: list[Any]) -> Iterator[tuple[str, Any, int
         for layer, spec in each.items():
             if _new(seen, layer, spec):
                 yield layer, spec, None
+    # Layers that use the cache of another one join its group when vLLM initialises it; they have no pages of theirs.
+    placed = {layer for config in configs for tensor in config.kv_cache_tensors for layer in tensor.layers}
     for config in configs:
         for index, group in enumerate(config.kv_cache_groups):
             if not group.enable_kv_transfer:
@@ -161,6 +167,8 @@ def _specs(configs: list[Any], specs: list[Any]) -> Iterator[tuple[str, Any, int
                 )  # fmt: skip
             own = getattr(group.kv_cache_spec, "kv_cache_specs", None)
             for layer in group.layer_names:
+                if layer not in placed:
+                    continue
                 spec = group.kv_cache_spec if own is None else own[layer]
                 if _new(seen, layer, spec):
                     yield layer, spec, index

@@ -16,7 +16,7 @@ from kvlayout.integrations.vllm.heads import kv_heads
 from kvlayout.integrations.vllm.side import Side, dtype_name, vllm_module
 from kvlayout.integrations.vllm.states import state_page
 
-__all__ = ["LayerPage", "layer_page"]
+__all__ = ["KNOWN", "LayerPage", "layer_page"]
 
 GQA = {
     "FullAttentionSpec": "attention",
@@ -28,6 +28,9 @@ GQA = {
 }
 MLA = {"MLAAttentionSpec": "attention", "SlidingWindowMLASpec": "sliding"}
 """Classes of specs, and the name that a group of each gets. A subclass is another class: it may keep other bytes."""
+
+KNOWN = (*(f"{kind}.num_kv_heads" for kind in dict.fromkeys(GQA.values())), "state.n_groups")
+"""Numbers of the whole model that a user may give, by kind of group."""
 
 CONTENT = (
     "FLASH_ATTN", "FLASH_ATTN_DIFFKV", "TRITON_ATTN", "TRITON_ATTN_DIFFKV", "FLASHINFER", "FLEX_ATTENTION",
@@ -85,7 +88,7 @@ def layer_page(layer: str, spec: Any, side: Side, backend: str | None) -> LayerP
         kind, format, params = _mla(layer, spec, side, backend)
     else:
         kind = GQA[name]
-        format, params = _gqa(layer, spec, side, backend)
+        format, params = _gqa(layer, spec, side, backend, kv_heads(layer, spec, side, kind))
     return LayerPage(layer, kind, format, params, int(spec.block_size), *_sizes(spec))
 
 
@@ -150,12 +153,12 @@ def _cache_dtype(layer: str, spec: Any, side: Side) -> str:
     _refuse(layer, spec, "dtype", "an fp8 dtype, or a cache_dtype that names one", dtype)
 
 
-def _gqa(layer: str, spec: Any, side: Side, backend: str) -> tuple[str, dict[str, int | str]]:
+def _gqa(layer: str, spec: Any, side: Side, backend: str, heads: int) -> tuple[str, dict[str, int | str]]:
     mode, content, slots = spec.kv_quant_mode.name, spec.state_content_bytes, spec.num_head_slots
     if spec.tokens_per_state != 1:
         _refuse(layer, spec, "tokens_per_state", "1")
     k, v = int(spec.head_size), int(spec.head_size_v)
-    params: dict[str, int | str] = {"num_kv_heads": kv_heads(layer, spec, side), "head_size": k}
+    params: dict[str, int | str] = {"num_kv_heads": heads, "head_size": k}
     if backend != "CPU_ATTN" and v != k:
         params["head_size_v"] = v
     if mode in PER_TOKEN_HEAD:

@@ -51,7 +51,7 @@ class Side:
     """The words of vLLM's config that pages depend on.
 
     `layers`: vLLM's own modules by name, in a process that made them. `stages`: layers per pipeline stage. `known`:
-    values of the whole model that a user gave because they do not follow from those of a rank.
+    numbers of the whole model that a user gave because those of a rank do not tell them.
     """
 
     config: Any

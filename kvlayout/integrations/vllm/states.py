@@ -93,7 +93,7 @@ def _mamba2(state: _State) -> tuple[str, Params]:
     channels, width = state.conv()
     heads, dim, size = state.shapes[1]
     local = state.exact(channels - heads * dim, 2 * size, "groups")
-    fields = [state.side.known.get("n_groups")]
+    fields = [state.side.known.get("state.n_groups")]
     if fields == [None]:
         fields = [state.side.field(name) for name in ("n_groups", "mamba_n_groups", "mamba_ngroups")]
     tp = state.side.tp
@@ -105,7 +105,7 @@ def _mamba2(state: _State) -> tuple[str, Params]:
         named = ", ".join(str(n) for n in fields if n is not None) or "no n_groups"
         state.refuse("KVL705" if len(fitting) > 1 or named == "no n_groups" else "KVL704",
                      f"{local} groups of B and C on a rank of tp={tp}, where the model's config says {named}",
-                     "known={'n_groups': ...}", "shapes")  # fmt: skip
+                     "known={'state.n_groups': ...}", "shapes")  # fmt: skip
     sizes: Params = {
         "num_heads": heads * tp, "head_dim": dim, "n_groups": fitting.pop(), "state_size": size, "conv_kernel": width,
     }  # fmt: skip
