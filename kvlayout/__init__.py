@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     )
     from kvlayout.emit.bind import BoundMove, Kernel, bind, kernel
     from kvlayout.errors import ArtifactError, KvLayoutError, PlanRefused, Problem, SpecError, SubmitError
-    from kvlayout.plan.identity import Layout
     from kvlayout.integrations.vllm import from_vllm
+    from kvlayout.plan.identity import Layout
     from kvlayout.plan.transfer import TransferPlan
     from kvlayout.spec.engine import Engine
     from kvlayout.spec.model import Spec

@@ -278,19 +278,26 @@ def test_cpu_blocks_of_other_sizes_convert(format: str, runs: tuple[int, int, in
     assert sorted(lengths) == sorted([k_bytes] * (2 * k_runs) + [v_bytes] * (2 * v_runs))
 
 
-@pytest.mark.parametrize("way", [("gqa_cpu_vec", "gqa_cpu_amx"), ("gqa_cpu_amx", "gqa_cpu_vec")])
-def test_cpu_kinds_convert_into_each_other(way: tuple[str, str]) -> None:
-    """Between a machine with AMX and one without, element by element: the same values in another order."""
+CPU = ("gqa_cpu_vec", "gqa_cpu_amx")
+
+
+@pytest.mark.parametrize(
+    "way", [CPU, CPU[::-1], ("gqa", CPU[0]), (CPU[1], "gqa")], ids=lambda way: f"{way[0]}-{way[1]}"
+)
+def test_kinds_of_kernels_convert_into_each_other(way: tuple[str, str]) -> None:
+    """Between machines with and without AMX, or with a GPU, element by element: the same values in another order."""
     src, dst = way
     params = QWEN_CPU | {"head_size": 32}
     engine = kvlayout.Engine(block=32, groups={"cache": {"format": dst}})
     found = kvlayout.slice_for_tp_transfer(spec_of(src, params), kvlayout.Engine(block=32), engine)
-    ids = [positions(name, params, {"block": 32}, 0) for name in way]
+    places = [positions(name, params, {"block": 32}, 0) for name in way]
     moved = {}
     for _, _, at, _, to, nbytes in found.runs("cache", 0).tolist():
         moved.update((to + byte, at + byte) for byte in range(0, nbytes, 2))
     for name in ("k", "v"):
-        assert [moved[to] for to in ids[1][name].where[:, -1].tolist()] == ids[0][name].where[:, -1].tolist()
+        came, went = (each[name].where for each in places)
+        assert (came[:, :-1] == went[:, :-1]).all()
+        assert [moved[to] for to in went[:, -1].tolist()] == came[:, -1].tolist()
 
 
 def test_states_of_cpu_and_gpu_kernels_do_not_mix() -> None:

@@ -77,11 +77,11 @@ def _cpu_planes(p: Params, side: Side, k: ElementIndex, v: ElementIndex) -> Page
     need(side.dcp == 1, "the CPU kernels do not share out tokens")
     heads, hs, e = kv_heads(p["num_kv_heads"], side), p["head_size"], SIZES[p["dtype"]]
     H, N = len(heads.units), side.block
-    tokens, elements = Axis("token", np.arange(N), 0), whole("dim", hs)
+    tokens = Axis("token", np.arange(N), 0)
     h, t, d = np.ogrid[:H, :N, :hs]
     fields = {
-        "k": field(e, p["dtype"], [heads, tokens, elements], (h * 2 * N * hs + k(N, hs, t, d)) * e),
-        "v": field(e, p["dtype"], [heads, tokens, elements], ((h * 2 + 1) * N * hs + v(N, hs, t, d)) * e),
+        "k": field(e, p["dtype"], [heads, tokens, whole("kdim", hs)], (h * 2 * N * hs + k(N, hs, t, d)) * e),
+        "v": field(e, p["dtype"], [heads, tokens, whole("vdim", hs)], ((h * 2 + 1) * N * hs + v(N, hs, t, d)) * e),
     }
     return Page(fields, H * 2 * N * hs * e, N)
 

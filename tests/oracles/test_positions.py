@@ -117,14 +117,14 @@ def test_cpu_planes() -> None:
     params = {"num_kv_heads": 2, "head_size": 64, "dtype": "bfloat16"}
     plane, head = 32 * 64 * 2, 32 * 64 * 4
     vec = positions("gqa_cpu_vec", params, {"block": 32}, 0)
-    assert at(vec["k"], head=1, token=21, dim=5) == head + (5 * 32 + 21) * 2
-    assert at(vec["v"], head=1, token=21, dim=5) == head + plane + (21 * 64 + 5) * 2
+    assert at(vec["k"], head=1, token=21, kdim=5) == head + (5 * 32 + 21) * 2
+    assert at(vec["v"], head=1, token=21, vdim=5) == head + plane + (21 * 64 + 5) * 2
     amx = positions("gqa_cpu_amx", params, {"block": 32}, 0)
-    assert at(amx["k"], head=1, token=21, dim=5) == head + (1024 + 2 * 32 + 5 * 2 + 1) * 2
-    assert at(amx["v"], head=1, token=21, dim=37) == head + plane + (2 * 512 + 10 * 32 + 5 * 2 + 1) * 2
+    assert at(amx["k"], head=1, token=21, kdim=5) == head + (1024 + 2 * 32 + 5 * 2 + 1) * 2
+    assert at(amx["v"], head=1, token=21, vdim=37) == head + plane + (2 * 512 + 10 * 32 + 5 * 2 + 1) * 2
     assert page_bytes("gqa_cpu_amx", params, {"block": 32}) == page_bytes("gqa_cpu_vec", params, {"block": 32}) == 16384
     second = positions("gqa_cpu_amx", params, {"tp": 2, "block": 32}, 1)
-    assert at(second["v"], head=1, token=21, dim=37) == plane + (2 * 512 + 10 * 32 + 5 * 2 + 1) * 2
+    assert at(second["v"], head=1, token=21, vdim=37) == plane + (2 * 512 + 10 * 32 + 5 * 2 + 1) * 2
 
 
 def test_nvfp4_is_four_runs_over_all_heads() -> None:

@@ -68,8 +68,7 @@ def attention(cache: VllmCache, layer: str, module: Any, view: torch.Tensor) -> 
     page = cache.spec.page(cache.spec.group(cache.layers[layer][0]), cache.engine)
     place, leaf = cache.placements[layer], fields(page)
     blocks = [1, 2, place.blocks - 1]
-    axes = ("head", "token", "dim")
-    heads, tokens, dim = extents(leaf["k"], axes)
+    heads, tokens, dim = extents(leaf["k"], ("head", "token", "kdim"))
     slots = torch.tensor(blocks).repeat_interleave(tokens) * tokens + torch.arange(tokens).repeat(len(blocks))
     ids = torch.arange(len(slots) * heads * dim).reshape(len(slots), heads, dim)
     kv = view.view(view.shape[0], view.shape[1], view.shape[2] * 2, -1)
@@ -79,7 +78,7 @@ def attention(cache: VllmCache, layer: str, module: Any, view: torch.Tensor) -> 
         planes = kv.chunk(2, dim=2)
         ops.cpu_attn_reshape_and_cache(k[shuffled], v[shuffled], *planes, slots[shuffled], module.isa)
         for name, wanted in (("k", k), ("v", v)):
-            at = places(leaf[name], axes, (heads, tokens, dim))
+            at = places(leaf[name], ("head", "token", f"{name}dim"), (heads, tokens, dim))
             for index, block in enumerate(blocks):
                 found = elements(raw(view), place.offset + block * place.stride + at, view.dtype)
                 mine = wanted[index * tokens : (index + 1) * tokens].permute(1, 0, 2)
@@ -218,7 +217,7 @@ def test_cpu_kernels_keep_the_pages_of_their_formats(
     for k in values:
         ops.cpu_attn_reshape_and_cache(k, 2 * k, *planes, slots, isa, 1.0, 1.0, cache_dtype)
         for name, wanted in (("k", k), ("v", 2 * k)):
-            at = places(fields(page)[name], ("head", "token", "dim"), (2, tokens, dim))
+            at = places(fields(page)[name], ("head", "token", f"{name}dim"), (2, tokens, dim))
             for block in (0, 1):
                 found = elements(raw(view), block * page.nbytes + at, kept).to(dtype)
                 mine = torch.empty(tokens, 2, dim, dtype=dtype)

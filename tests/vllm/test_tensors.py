@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from vllm import _custom_ops as ops
 from vllm.v1.worker.utils import allocate_kv_cache
 
 import kvlayout
@@ -114,14 +115,20 @@ def test_layers_that_are_missing_or_of_another_model(hybrid: Hybrid) -> None:
 
 
 def test_blocks_that_kernels_split(side: Callable[..., Any]) -> None:
-    """Kernels of 32 tokens under block tables of 128: four blocks of the spec for each id of vLLM."""
+    """Kernels of 32 tokens under block tables of 128: a page is four of their blocks, end to end."""
     made = side("llama", tp=2)
     layout = made.config.cache_config.get_resolved_kv_cache_layout()
     views = allocate_kv_cache(made.cache, torch.device("cpu"), layout, [32])
     assert {each.code for each in check_tensors(read(made.config, made.cache), 0, views)} == {"KVL713"}
     cache = read(made.config, made.cache, kernel_blocks=[32])
     assert check_tensors(cache, 0, views) == ()
-    assert cache.kernel_blocks == {"attention": 4} and cache.engine.groups["attention"]["block"] == 32
+    assert str(cache.engine) == "tp=2,conv=SD,attention.block=128,attention.kernel_block=32"
+    (rows,) = page_rows(cache, 0, views).values()
+    assert {tuple(each.shape) for each in rows.values()} == {(made.cache.num_blocks, 128 * 64 * 2 * 2)}
+    name, view = next(iter(views.items()))
+    apart = other(view, size=(8, *view.shape[1:]), stride=(view.stride(0) + 64, *view.stride()[1:]))
+    assert found(cache, views, name, apart).code == "KVL714"
+    assert found(cache, views, name, view[:-1]).code == "KVL713"
     for blocks in ([48], []):
         with pytest.raises(kvlayout.SpecError, match="KVL706"):
             read(made.config, made.cache, kernel_blocks=blocks)
@@ -130,10 +137,30 @@ def test_blocks_that_kernels_split(side: Callable[..., Any]) -> None:
             read(made.config, kv_cache_specs=made.specs, **words)
 
 
+def test_a_page_of_kernel_blocks_holds_what_each_kernel_writes(side: Callable[..., Any]) -> None:
+    """Blocks of 128 tokens as four of 32, whose elements are then to be found in the page of 128."""
+    made = side("llama")
+    layout = made.config.cache_config.get_resolved_kv_cache_layout()
+    views = allocate_kv_cache(made.cache, torch.device("cpu"), layout, [32])
+    cache = read(made.config, made.cache, kernel_blocks=[32])
+    whole = read(made.config, made.cache)
+    plan = kvlayout.slice_for_tp_transfer(cache.spec, cache.engine, whole.engine)
+    target = side("llama", max_model_len=1024)
+    name, view = next(iter(views.items()))
+    module, values = made.layers[name], torch.randn((128, 2, 64)).to(view.dtype)
+    for tensor, tokens in ((view, 32), (target.views[name], 128)):
+        planes = tensor.view(tensor.shape[0], 2, 2 * tokens, -1).chunk(2, dim=2)
+        ops.cpu_attn_reshape_and_cache(values, -values, *planes, 128 * 3 + torch.arange(128), module.isa)
+    meant = target.views[name][3].clone()
+    rows, into = page_rows(cache, 0, views), page_rows(whole, 0, target.views)
+    kvlayout.bind(plan, dst_rank=0, src={0: rows}, dst=into)({"attention": ([3], [3])})
+    assert torch.equal(target.views[name][3], meant) and meant.any()
+
+
 def test_padded_pages_are_not_split(side: Callable[..., Any]) -> None:
     made = side("qwen3_next", tp=2)
     cache = read(made.config, made.cache, kernel_blocks=[384, 128])
-    assert cache.kernel_blocks == {"state": 1, "attention": 3}
+    assert [cache.tiles(group.name) for group in cache.spec.groups] == [1, 3]
     padded = copy.deepcopy(made.cache)
     object.__setattr__(padded.kv_cache_groups[1].kv_cache_spec, "page_size_padded", 1 << 20)
     with pytest.raises(kvlayout.SpecError, match=r"KVL706.*without padding"):

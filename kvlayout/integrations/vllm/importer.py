@@ -8,7 +8,7 @@ number of bytes. What does not agree is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvlayout.errors import PlanRefused, SpecError, one_of, problem
@@ -37,9 +37,8 @@ class VllmCache:
 
     `layers`: layer name -> (group, layer of the model).
     `vllm_groups`: group -> index of vLLM's own cache group, whose block table it uses; empty with specs alone.
-    `kernel_blocks`: group -> the n blocks of the spec in one block of that table: id b is n * b to n * b + n - 1.
-    `shapes`: group -> head slots, states and content bytes of the tensor that vLLM shows of a page; what is inside a
-    page, its format says.
+    `shapes`: group -> head slots, states and content bytes of the tensor that vLLM shows of a page, or of one of the
+    kernels' blocks in it; what is inside, its format says.
     `placements`: layer name -> place in the buffer, where vLLM has decided it.
     """
 
@@ -47,9 +46,13 @@ class VllmCache:
     engine: Engine
     layers: Mapping[str, tuple[str, int]]
     vllm_groups: Mapping[str, int]
-    kernel_blocks: Mapping[str, int]
     shapes: Mapping[str, tuple[int, int, int]]
     placements: Mapping[str, Placement]
+
+    def tiles(self, group: str) -> int:
+        """Blocks of the kernels that a page of a group is made of; vLLM's tensors count those."""
+        words = self.engine.for_group(group)
+        return int(words["block"]) // int(words["kernel_block"]) if "kernel_block" in words else 1
 
     @property
     def stage_layers(self) -> tuple[int, ...]:
@@ -108,7 +111,7 @@ def read(
     pipeline stage; each of vLLM's groups becomes a group, since each has a block table of its own. `kv_cache_specs`:
     instead, {layer name: KVCacheSpec}, or such mappings of the stages. With neither, the layers that this process has
     made are asked. `kernel_blocks`: for each of vLLM's groups the tokens of the blocks that its kernels use, where they
-    split those of the block tables; the spec then speaks of the kernels' blocks. `backend`: the name of the attention
+    split those of the block tables (`kernel_block` of the engine). `backend`: the name of the attention
     backend, in a process that has not made the layers. `known`: numbers of the whole model that a rank does not tell,
     by kind of group, as {"attention.num_kv_heads": 4, "sliding.num_kv_heads": 8, "state.n_groups": 1}.
 
@@ -128,17 +131,16 @@ def read(
     if kv_cache_specs is None and not configs:
         kv_cache_specs = vllm_module("v1.worker.gpu.attn_utils").get_kv_cache_spec(vllm_config)
     found: list[tuple[LayerPage, int | None, object]] = []
-    splits: dict[str, int] = {}
     for layer, spec, group in _specs(configs, _many(kv_cache_specs)):
-        if kernel_blocks is not None and group is not None:
-            spec, splits[layer] = _split(layer, spec, kernel_blocks, group)
         page = layer_page(layer, spec, side, backend)
+        if kernel_blocks is not None and group is not None and page.block is not None:
+            page = _tiled(page, kernel_blocks, group)
         # Without vLLM's groups, layers that are freed differently still cannot share a block table.
         freed = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
         found.append((page, group, None if group is not None else freed))
     if not found:
         raise SpecError(problem("KVL707", "vllm", "vLLM names no layer with a cache", expected="at least one"))
-    return _assembled(side, found, _placements(configs, splits), splits)
+    return _assembled(side, found, _placements(configs))
 
 
 def _many(given: Any) -> list[Any]:
@@ -186,26 +188,24 @@ def _new(seen: dict[str, Any], layer: str, spec: Any) -> bool:
     return new
 
 
-def _split(layer: str, spec: Any, kernel_blocks: Sequence[int], group: int) -> tuple[Any, int]:
-    """A layer's spec for one block of its kernels, and how many of them a block of the block table has."""
-    whole, part = int(spec.block_size), int(kernel_blocks[group]) if group < len(kernel_blocks) else 0
-    if type(spec).__name__ == "MambaSpec" or part == whole:
-        return spec, 1
-    if part < 1 or whole % part or spec.page_size_padded is not None:
+def _tiled(page: LayerPage, kernel_blocks: Sequence[int], group: int) -> LayerPage:
+    """A page as the blocks of its kernels, end to end."""
+    whole, part = page.block or 1, int(kernel_blocks[group]) if group < len(kernel_blocks) else 0
+    if part == whole:
+        return page
+    if part < 1 or whole % part or page.nbytes != page.payload:
         raise SpecError(
-            problem("KVL706", f"vllm: layer '{layer}'", f"a block of {whole} tokens is not split into blocks of {part}",
-                    expected="a divisor of the block, of a page without padding")
+            problem("KVL706", f"vllm: layer '{page.layer}'", f"a block is not made of kernels' blocks of {part} tokens",
+                    expected=f"a divisor of {whole}, of a page without padding")
         )  # fmt: skip
-    return spec.copy_with_new_block_size(part), whole // part
+    slots, states, content = page.shape
+    return replace(page, kernel_block=part, shape=(slots, states * part // whole, content))
 
 
-def _placements(configs: list[Any], splits: Mapping[str, int]) -> dict[str, Placement]:
+def _placements(configs: list[Any]) -> dict[str, Placement]:
     return {
         layer: Placement(
-            tensor.offset + place * tensor.layer_stride,
-            tensor.block_stride // splits.get(layer, 1),
-            config.num_blocks * splits.get(layer, 1),
-            tensor.size,
+            tensor.offset + place * tensor.layer_stride, tensor.block_stride, config.num_blocks, tensor.size
         )
         for config in configs
         for tensor in config.kv_cache_tensors
@@ -217,7 +217,6 @@ def _assembled(
     side: Side,
     found: list[tuple[LayerPage, int | None, object]],
     placements: Mapping[str, Placement],
-    splits: Mapping[str, int],
 ) -> VllmCache:
     grouped: dict[object, list[LayerPage]] = {}
     vllm_group: dict[object, int | None] = {}
@@ -236,7 +235,6 @@ def _assembled(
     layers: dict[str, tuple[str, int]] = {}
     vllm_groups: dict[str, int] = {}
     shapes: dict[str, tuple[int, int, int]] = {}
-    kernel_blocks: dict[str, int] = {}
     order = sorted(grouped, key=lambda key: (vllm_group[key] or 0, min(indices[page.layer] for page in grouped[key])))
     for key in order:
         pages = grouped[key]
@@ -257,7 +255,9 @@ def _assembled(
         fmt = find_format(first.format, None, where)
         groups.append(CacheGroup(name, fmt, first.params, tuple(sorted(by_index)), None, where))
         overrides[name] = {} if first.block is None else {"block": first.block}
-        shapes[name], kernel_blocks[name] = first.shape, splits.get(first.layer, 1)
+        if first.kernel_block is not None:
+            overrides[name]["kernel_block"] = first.kernel_block
+        shapes[name] = first.shape
         own = vllm_group[key]
         if own is not None:
             vllm_groups[name] = own
@@ -267,7 +267,7 @@ def _assembled(
     for key, cache_group in zip(order, groups, strict=True):
         engine = Engine(**words, groups=overrides)
         overrides[cache_group.name] |= _page_word(spec, cache_group, engine, grouped[key][0])
-    return VllmCache(spec, Engine(**words, groups=overrides), layers, vllm_groups, kernel_blocks, shapes, placements)
+    return VllmCache(spec, Engine(**words, groups=overrides), layers, vllm_groups, shapes, placements)
 
 
 def _all_stages(side: Side, indices: set[int]) -> None:

@@ -58,6 +58,7 @@ class LayerPage:
     """A layer's page. `block`: tokens of a rank's block, None for a state.
 
     `payload`, `nbytes`: bytes without and with padding. `shape`: head slots, states and content bytes of vLLM's tensor.
+    `kernel_block`: tokens of the blocks that the page is made of, where kernels split it.
     """
 
     layer: str
@@ -68,6 +69,7 @@ class LayerPage:
     payload: int
     nbytes: int
     shape: tuple[int, int, int]
+    kernel_block: int | None = None
 
 
 def layer_page(layer: str, spec: Any, side: Side, backend: str | None) -> LayerPage:

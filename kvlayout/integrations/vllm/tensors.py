@@ -63,7 +63,7 @@ def check_tensors(cache: VllmCache, rank: int, kv_caches: Mapping[str, Any]) -> 
         group = cache.layers[name][0]
         page = cache.spec.page(cache.spec.group(group), engine)
         views = _views(kv_caches[name])
-        layer = _Layer(name, page, cache.shapes[group], engine)
+        layer = _Layer(name, page, cache.shapes[group], cache.tiles(group), engine)
         problems = list(layer.states(views) if isinstance(kv_caches[name], Sequence) else layer.pages(views[0]))
         found += problems
         if not problems:
@@ -102,7 +102,8 @@ def page_rows(cache: VllmCache, rank: int, kv_caches: Mapping[str, Any]) -> dict
         view = _views(kv_caches[name])[0]
         size, page = view.element_size(), cache.spec.page(cache.spec.group(group), cache.engine)
         every = torch.empty(0, dtype=torch.uint8, device=view.device).set_(view.untyped_storage())
-        shape, stride = (int(view.shape[0]), page.nbytes), int(view.stride(0)) * size
+        tiles = cache.tiles(group)
+        shape, stride = (int(view.shape[0]) // tiles, page.nbytes), int(view.stride(0)) * size * tiles
         rows[group][index] = torch.as_strided(every, shape, (stride, 1), int(view.storage_offset()) * size)
     return {group: layers for group, layers in rows.items() if layers}
 
@@ -122,8 +123,8 @@ def _address(view: Any) -> int:
 class _Layer:
     """The tensors of one layer, and the page that they must hold."""
 
-    def __init__(self, name: str, page: Page, shape: tuple[int, int, int], engine: Engine) -> None:
-        self.where, self.name, self.page, self.shape = _where(name), name, page, shape
+    def __init__(self, name: str, page: Page, shape: tuple[int, int, int], tiles: int, engine: Engine) -> None:
+        self.where, self.name, self.page, self.shape, self.tiles = _where(name), name, page, shape, tiles
         self.heads_outer, self.rows_inner = engine.order == "LBHNC", engine.conv == "DS"
         self.fields = {leaf.field: leaf for leaf in leaves(page.tree)}
         # A page ends with the padding that the engine adds; its payload ends with the last field.
@@ -132,8 +133,8 @@ class _Layer:
     def span(self, views: Sequence[Any]) -> _Span:
         """Where the pages lie, once they have been checked."""
         view = views[0]
-        stride = view.stride(0) * view.element_size()
-        return _Span(self.name, _address(view), stride, int(view.shape[0]), self.payload)
+        stride = view.stride(0) * view.element_size() * self.tiles
+        return _Span(self.name, _address(view), stride, int(view.shape[0]) // self.tiles, self.payload)
 
     def pages(self, view: Any) -> Iterator[Problem]:
         """One tensor [blocks, head slots, states, content]; the indexers' and MLA's may lack the head axis."""
@@ -151,7 +152,7 @@ class _Layer:
         if len(shape) == 3 and slots == 1:
             shape.insert(1, 1)
             strides.insert(1, 0)
-        if len(shape) != 4 or (shape[1], shape[2], shape[3] * size) != self.shape:
+        if len(shape) != 4 or (shape[1], shape[2], shape[3] * size) != self.shape or shape[0] % self.tiles:
             yield problem("KVL713", self.where, "another shape than the spec's",
                           expected=f"[blocks, {slots}, {states}, {content} bytes]",
                           got=f"{list(view.shape)} of {size} bytes")  # fmt: skip
@@ -160,11 +161,14 @@ class _Layer:
         if not self.heads_outer:
             wanted |= {1: content, 2: slots * content}
         wrong = [axis for axis, stride in wanted.items() if shape[axis] > 1 and strides[axis] != stride]
-        if wrong or (shape[0] > 1 and strides[0] < self.page.nbytes):
-            expected = f"[at least {self.page.nbytes}, {wanted[1]}, {wanted[2]}, {size}]"
+        least, tile = self.page.nbytes // self.tiles, slots * states * content
+        apart = strides[0] < least if self.tiles == 1 else strides[0] != tile
+        if wrong or (shape[0] > 1 and apart):
+            blocks = f"at least {least}" if self.tiles == 1 else str(tile)
+            expected = f"[{blocks}, {wanted[1]}, {wanted[2]}, {size}]"
             yield problem("KVL714", self.where, "other strides than the spec's", expected=expected, got=str(strides))
             return
-        yield from self._inside(view, strides[0] * (shape[0] - 1) + self.payload)
+        yield from self._inside(view, strides[0] * (shape[0] - 1) + tile)
 
     def _inside(self, view: Any, nbytes: int) -> Iterator[Problem]:
         end = int(view.storage_offset()) * view.element_size() + nbytes
