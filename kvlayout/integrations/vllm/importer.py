@@ -130,14 +130,12 @@ def read(
     side = side_of(vllm_config, layout, known)
     if kv_cache_specs is None and not configs:
         kv_cache_specs = vllm_module("v1.worker.gpu.attn_utils").get_kv_cache_spec(vllm_config)
-    found: list[tuple[LayerPage, int | None, object]] = []
+    found: list[tuple[LayerPage, int | None]] = []
     for layer, spec, group in _specs(configs, _many(kv_cache_specs)):
         page = layer_page(layer, spec, side, backend)
         if kernel_blocks is not None and group is not None and page.block is not None:
             page = _tiled(page, kernel_blocks, group)
-        # Without vLLM's groups, layers that are freed differently still cannot share a block table.
-        freed = getattr(spec, "sliding_window", None), getattr(spec, "attention_chunk_size", None)
-        found.append((page, group, None if group is not None else freed))
+        found.append((page, group))
     if not found:
         raise SpecError(problem("KVL707", "vllm", "vLLM names no layer with a cache", expected="at least one"))
     return _assembled(side, found, _placements(configs))
@@ -215,18 +213,17 @@ def _placements(configs: list[Any]) -> dict[str, Placement]:
 
 def _assembled(
     side: Side,
-    found: list[tuple[LayerPage, int | None, object]],
+    found: list[tuple[LayerPage, int | None]],
     placements: Mapping[str, Placement],
 ) -> VllmCache:
     grouped: dict[object, list[LayerPage]] = {}
     vllm_group: dict[object, int | None] = {}
-    for page, group, freed in found:
-        key: object = (
-            group, page.kind, page.format, tuple(sorted(page.params.items())), page.block, page.nbytes, freed,
-        )  # fmt: skip
+    for page, group in found:
+        params = tuple(sorted(page.params.items()))
+        key: object = (group, page.kind, page.format, params, page.block, page.nbytes, page.window)
         grouped.setdefault(key, []).append(page)
         vllm_group[key] = group
-    indices = {page.layer: side.index(page.layer, is_state=page.block is None) for page, _, _ in found}
+    indices = {page.layer: side.index(page.layer, is_state=page.block is None) for page, _ in found}
     num_layers = max(sum(side.stages), 1 + max(indices.values()))
     _all_stages(side, set(indices.values()))
     kinds = [pages[0].kind for pages in grouped.values()]
@@ -253,7 +250,7 @@ def _assembled(
                 )
             layers[page.layer] = name, indices[page.layer]
         fmt = find_format(first.format, None, where)
-        groups.append(CacheGroup(name, fmt, first.params, tuple(sorted(by_index)), None, where))
+        groups.append(CacheGroup(name, fmt, first.params, tuple(sorted(by_index)), None, where, window=first.window))
         overrides[name] = {} if first.block is None else {"block": first.block}
         if first.kernel_block is not None:
             overrides[name]["kernel_block"] = first.kernel_block

@@ -58,6 +58,7 @@ class LayerPage:
     """A layer's page. `block`: tokens of a rank's block, None for a state.
 
     `payload`, `nbytes`: bytes without and with padding. `shape`: head slots, states and content bytes of vLLM's tensor.
+    `window`: tokens that a sliding window or a chunk keeps; layers that keep others have block tables of their own.
     `kernel_block`: tokens of the blocks that the page is made of, where kernels split it.
     """
 
@@ -69,6 +70,7 @@ class LayerPage:
     payload: int
     nbytes: int
     shape: tuple[int, int, int]
+    window: int | None = None
     kernel_block: int | None = None
 
 
@@ -91,7 +93,8 @@ def layer_page(layer: str, spec: Any, side: Side, backend: str | None) -> LayerP
     else:
         kind = GQA[name]
         format, params = _gqa(layer, spec, side, backend, kv_heads(layer, spec, side, kind))
-    return LayerPage(layer, kind, format, params, int(spec.block_size), *_sizes(spec))
+    window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+    return LayerPage(layer, kind, format, params, int(spec.block_size), *_sizes(spec), window)
 
 
 def _sizes(spec: Any) -> tuple[int, int, tuple[int, int, int]]:
