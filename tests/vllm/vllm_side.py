@@ -101,9 +101,18 @@ def orient(conv: str) -> None:
 
 
 def make_side(
-    architecture: Mapping[str, Any], *, rank: int = 0, stage: int = 0, conv: str = "SD", **engine: Any
+    architecture: Mapping[str, Any],
+    *,
+    rank: int = 0,
+    stage: int = 0,
+    conv: str = "SD",
+    layout: str | None = None,
+    **engine: Any,
 ) -> Side:
-    """A rank of an engine with these `EngineArgs`, its cache allocated and bound to its layers."""
+    """A rank of an engine with these `EngineArgs`, its cache allocated and bound to its layers.
+
+    `layout`: of the cache, also one that the backends of this machine would not choose.
+    """
     orient(conv)
     with tempfile.TemporaryDirectory() as folder:
         config = make_config(architecture, Path(folder), **engine)
@@ -115,11 +124,12 @@ def make_side(
             specs = get_kv_cache_spec(config)
             layers = config.compilation_config.static_forward_context
             backends = {layers[name].get_attn_backend() for name in specs}
-            layouts = [layout.name for layout in get_supported_kv_cache_layouts(backends)]
-            layout = resolve_kv_cache_layout(config, [layouts], specs.values())
+            config.cache_config.kv_cache_layout = layout  # None: what the backends prefer
+            layouts = [each.name for each in get_supported_kv_cache_layouts(backends)]
+            resolved = resolve_kv_cache_layout(config, [layouts], specs.values())
             (cache,) = get_kv_cache_configs(config, [specs], [MEMORY])
-            cache.kv_cache_layout = layout.name
+            cache.kv_cache_layout = resolved.name
             _, _, kernel_blocks = init_attn_backend(cache, config, torch.device("cpu"))
-            views = allocate_kv_cache(cache, torch.device("cpu"), layout, kernel_blocks)
+            views = allocate_kv_cache(cache, torch.device("cpu"), resolved, kernel_blocks)
             bind_kv_cache_to_layers(views, layers, kv_cache_groups=cache.kv_cache_groups)
     return Side(config, specs, cache, views)
