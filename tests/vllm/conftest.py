@@ -20,6 +20,7 @@ os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
     VLLM_KIMI_K3_GEMM_AR="0",
     VLLM_ENABLE_GEMM_RS="0",
+    OMP_NUM_THREADS="1",  # threads that wait for each other by spinning are of no use to pages so small
 )
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what vLLM and torch say while they are imported is not ours to mend

@@ -153,3 +153,32 @@ def test_pipeline_stages_are_vllms_own(side: Callable[..., Any], monkeypatch: py
     alone = read(one.config, one.cache)
     plan = kvlayout.slice_for_tp_transfer(cache.spec, cache.engine, alone.engine, dst_spec=alone.spec)
     assert {rank for ranks in plan.sources(0).values() for rank in ranks} == set(range(8))
+
+
+def test_two_groups_under_one_block_table(elsewhere: Callable[..., Any]) -> None:
+    """DeepSeek-V3.2: vLLM keeps the pages of attention and indexer in one group, which for a spec are two formats."""
+    made = elsewhere("deepseek_v3", tp=2)
+    sparse = MLAAttentionSpec(
+        **ROWS | BYTES, kv_quant_mode=KVQuantMode.FP8_PER_TENSOR, cache_dtype_str="fp8_ds_mla", state_content_bytes=656
+    )
+    indexer = MLAAttentionSpec(**ROWS | BYTES | {"head_size": 132}, cache_role=SparseCacheRole.INDEXER)
+    specs: dict[str, Any] = {f"model.layers.{layer}.self_attn.attn": sparse for layer in range(4)}
+    specs |= {f"model.layers.{layer}.self_attn.indexer.k_cache": indexer for layer in range(4)}
+    (placed,) = get_kv_cache_configs(made.config, [specs], [1 << 24])
+    (group,) = placed.kv_cache_groups
+    assert type(group.kv_cache_spec).__name__ == "UniformTypeKVCacheSpecs"
+    config = changed(made, hf={"index_head_dim": 128})
+    names = {"attention": "FLASHMLA_SPARSE", "indexer": "DEEPSEEK_V32_INDEXER"}
+    cache = read(config, placed, backend=names)
+    assert {group.name: group.format.name for group in cache.spec.groups} == {
+        "attention": "mla_fp8_ds", "indexer": "indexer_fp8",
+    }  # fmt: skip
+    assert cache.vllm_groups == {"attention": 0, "indexer": 0}
+    layout = made.config.cache_config.get_resolved_kv_cache_layout()
+    views = allocate_kv_cache(placed, torch.device("cpu"), layout, [64])
+    assert check_tensors(cache, 0, views) == ()
+    one, other = "model.layers.0.self_attn.attn", "model.layers.3.self_attn.indexer.k_cache"
+    moved = views[one].storage_offset() + 656
+    views[other] = torch.as_strided(views[other], views[other].shape, views[other].stride(), moved)
+    cache = read(config, placed, backend=names)
+    assert {each.code for each in check_tensors(cache, 0, views)} == {"KVL715", "KVL716"}

@@ -30,7 +30,7 @@ from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 from vllm.v1.worker.gpu.attn_utils import get_kv_cache_spec, init_attn_backend
 from vllm.v1.worker.utils import allocate_kv_cache, bind_kv_cache_to_layers
 
-MEMORY = 64 << 20
+MEMORY = 16 << 20
 
 
 @dataclass

@@ -66,7 +66,7 @@ def from_vllm(
     *,
     kv_cache_specs: Any = None,
     kernel_blocks: Sequence[int] | None = None,
-    backend: str | None = None,
+    backend: str | Mapping[str, str] | None = None,
     known: Mapping[str, int] | None = None,
 ) -> Spec:
     """The model spec of a vLLM 0.32 engine, from its own objects. `read` says what the arguments are.
@@ -86,7 +86,7 @@ def engine_of(
     *,
     kv_cache_specs: Any = None,
     kernel_blocks: Sequence[int] | None = None,
-    backend: str | None = None,
+    backend: str | Mapping[str, str] | None = None,
     known: Mapping[str, int] | None = None,
 ) -> Engine:
     """The engine that goes with `from_vllm`: parallel sizes, orders, and each group's block and page. Raises as it."""
@@ -102,18 +102,19 @@ def read(
     *,
     kv_cache_specs: Any = None,
     kernel_blocks: Sequence[int] | None = None,
-    backend: str | None = None,
+    backend: str | Mapping[str, str] | None = None,
     known: Mapping[str, int] | None = None,
 ) -> VllmCache:
     """Read one side from vLLM 0.32.
 
-    `vllm_config`: a `VllmConfig`. `kv_cache_config`: the `KVCacheConfig` of a worker, or those of one worker of each
-    pipeline stage; each of vLLM's groups becomes a group, since each has a block table of its own. `kv_cache_specs`:
-    instead, {layer name: KVCacheSpec}, or such mappings of the stages. With neither, the layers that this process has
-    made are asked. `kernel_blocks`: for each of vLLM's groups the tokens of the blocks that its kernels use, where they
-    split those of the block tables (`kernel_block` of the engine). `backend`: the name of the attention
-    backend, in a process that has not made the layers. `known`: numbers of the whole model that a rank does not tell,
-    by kind of group, as {"attention.num_kv_heads": 4, "sliding.num_kv_heads": 8, "state.n_groups": 1}.
+    `vllm_config`: a `VllmConfig`. `kv_cache_config`: the `KVCacheConfig` of a worker, or those of one worker of
+    each pipeline stage; each of vLLM's groups becomes a group, since each has a block table of its own.
+    `kv_cache_specs`: instead, {layer name: KVCacheSpec}, or such mappings of the stages. With neither, the layers
+    that this process has made are asked. `kernel_blocks`: for each of vLLM's groups the tokens of the blocks that
+    its kernels use, where they split those of the block tables (`kernel_block` of the engine). `backend`: the name
+    of the attention backend, or names by kind of group, in a process that has not made the layers. `known`: numbers
+    of the whole model that a rank does not tell, by kind of group, as {"attention.num_kv_heads": 4,
+    "sliding.num_kv_heads": 8, "state.n_groups": 1}.
 
     Raises SpecError and KvLayoutError as `from_vllm` does, TypeError for arguments that exclude each other, and
     ValueError for another name in `known`.

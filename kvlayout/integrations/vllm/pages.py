@@ -74,7 +74,7 @@ class LayerPage:
     kernel_block: int | None = None
 
 
-def layer_page(layer: str, spec: Any, side: Side, backend: str | None) -> LayerPage:
+def layer_page(layer: str, spec: Any, side: Side, backend: str | Mapping[str, str] | None) -> LayerPage:
     """The page of a layer. SpecError for a class, a packing or a backend that is not known here."""
     name = _class_name(spec)
     if name == "MambaSpec":
@@ -87,12 +87,15 @@ def layer_page(layer: str, spec: Any, side: Side, backend: str | None) -> LayerP
         )  # fmt: skip
     if side.dcp > 1 and not spec.dcp_sharded:
         _refuse(layer, spec, "dcp_sharded", "True, since context-parallel ranks deal out the tokens of every group")
-    backend = _backend(layer, spec, side, backend)
-    if name in MLA:
-        kind, format, params = _mla(layer, spec, side, backend)
+    is_indexer = getattr(getattr(spec, "cache_role", None), "name", "") == "INDEXER"
+    kind = "indexer" if is_indexer else (GQA | MLA)[name]
+    named = _backend(layer, spec, side, backend.get(kind) if isinstance(backend, Mapping) else backend)
+    if is_indexer:
+        format, params = _indexer(layer, spec, side, named)
+    elif name in MLA:
+        format, params = _mla(layer, spec, side, named)
     else:
-        kind = GQA[name]
-        format, params = _gqa(layer, spec, side, backend, kv_heads(layer, spec, side, kind))
+        format, params = _gqa(layer, spec, side, named, kv_heads(layer, spec, side, kind))
     window = getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
     return LayerPage(layer, kind, format, params, int(spec.block_size), *_sizes(spec), window)
 
@@ -221,12 +224,7 @@ def _nvfp4(layer: str, spec: Any, side: Side, backend: str) -> dict[str, int | s
     return {"scale_layout": "sm100" if platform.is_device_capability_family(100) else "linear"}
 
 
-def _mla(layer: str, spec: Any, side: Side, backend: str) -> tuple[str, str, dict[str, int | str]]:
-    """Kind of group, format and parameters."""
-    role = getattr(spec, "cache_role", None)
-    if role is not None and role.name == "INDEXER":
-        return "indexer", *_indexer(layer, spec, side, backend)
-    kind = MLA[type(spec).__name__]
+def _mla(layer: str, spec: Any, side: Side, backend: str) -> tuple[str, dict[str, int | str]]:
     word, content, version = spec.cache_dtype_str, spec.state_content_bytes, spec.model_version
     if version is not None:
         _refuse(layer, spec, "model_version", "None")
@@ -251,12 +249,12 @@ def _mla(layer: str, spec: Any, side: Side, backend: str) -> tuple[str, str, dic
         format, nbytes = packed[word]
         if content != nbytes:
             _refuse(layer, spec, "state_content_bytes", str(nbytes))
-        return kind, format, params
+        return format, params
     if content is not None:
         _refuse(layer, spec, "state_content_bytes", "None")
     if spec.kv_quant_mode.name not in ("NONE", "FP8_PER_TENSOR"):
         _refuse(layer, spec, "kv_quant_mode", "one of NONE, FP8_PER_TENSOR")
-    return kind, "mla", params | {"dtype": _cache_dtype(layer, spec, side)}
+    return "mla", params | {"dtype": _cache_dtype(layer, spec, side)}
 
 
 def _indexer(layer: str, spec: Any, side: Side, backend: str) -> tuple[str, dict[str, int | str]]:
