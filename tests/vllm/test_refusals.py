@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +57,7 @@ MINE = type("FullAttentionSpec", (FullAttentionSpec,), {"__module__": "mine"})
         (FullAttentionSpec(**FULL, head_size_v=32), "KVL702", "head_size_v"),
         (FullAttentionSpec(**FULL | {"num_kv_heads": 3}), "KVL704", "num_kv_heads=3"),
         (FullAttentionSpec(**FULL, state_content_bytes=100), "KVL706", "12800"),
+        (FullAttentionSpec(**FULL, state_content_bytes=300), "KVL706", "38400"),
         (MLAAttentionSpec(**ROWS), "KVL704", "kv_lora_rank"),
         (SlidingWindowMLASpec(**ROWS, sliding_window=64, model_version="deepseek_v4"), "KVL702", "model_version"),
         (MLAAttentionSpec(**ROWS, cache_role=SparseCacheRole.INDEXER), "KVL702", "indexer"),
@@ -137,6 +139,45 @@ def test_a_backend_that_nobody_names_is_asked_for(side: Callable[..., Any], monk
         assert group.format.name == "gqa" and group.params.get("kv_packing") == packing
 
 
+@pytest.mark.parametrize(
+    ("spec", "backend", "named"),
+    [
+        (FullAttentionSpec(**FULL, num_head_slots=2), "FLASH_ATTN", "num_head_slots"),
+        (FullAttentionSpec(**FULL, state_content_bytes=256), "FLASH_ATTN", "state_content_bytes"),
+        (MLAAttentionSpec(**ROWS, num_head_slots=2), "FLASHMLA", "num_head_slots"),
+        (MLAAttentionSpec(**ROWS, state_content_bytes=1152), "FLASHMLA", "state_content_bytes"),
+        (MLAAttentionSpec(**ROWS, cache_dtype_str="fp8_ds_mla", state_content_bytes=600), "FLASHMLA_SPARSE", "600"),
+        (MLAAttentionSpec(**ROWS, kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD), "FLASHMLA", "INT8_PER_TOKEN_HEAD"),
+        (MLAAttentionSpec(**ROWS), "ROCM_AITER_MLA", "ROCM_AITER_MLA"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_packings_that_a_backend_does_not_say_it_has(
+    spec: Any, backend: str, named: str, side: Callable[..., Any]
+) -> None:
+    """Also of the bytes of a known packing: who says where they are is the backend, and it does not."""
+    config = changed(side("llama", tp=2), hf={"kv_lora_rank": 512, "qk_rope_head_dim": 64})
+    problem = refused(config, {LAYER: spec}, backend=backend)
+    assert problem.code == "KVL702" and named in str(problem)
+
+
+def test_backends_of_one_name_on_two_platforms(side: Callable[..., Any]) -> None:
+    """ROCm's AITER backend calls itself FLASH_ATTN, and keeps k and v in planes of its own."""
+    made = side("llama", tp=2)
+    for home, code in (
+        ("vllm.v1.attention.backends.flash_attn", None),
+        ("vllm.v1.attention.backends.rocm_aiter_fa", "KVL702"),
+    ):
+        backend = type("Backend", (), {"__module__": home, "get_name": staticmethod(lambda: "FLASH_ATTN")})
+        config = changed(made)
+        module = SimpleNamespace(get_attn_backend=lambda backend=backend: backend)
+        config.compilation_config.static_forward_context.update(dict.fromkeys(made.specs, module))
+        if code is None:
+            assert read(config, kv_cache_specs=made.specs).spec.groups[0].format.name == "gqa"
+        else:
+            assert refused(config, made.specs).code == code
+
+
 def test_heads_that_a_rank_does_not_tell(side: Callable[..., Any]) -> None:
     """One KV head on each of 4 ranks: the only one, or a half of two; other models name both."""
     made = side("llama", tp=2)
@@ -150,6 +191,10 @@ def test_heads_that_a_rank_does_not_tell(side: Callable[..., Any]) -> None:
         read(config, kv_cache_specs=made.specs, known={"num_kv_heads": 1})
     nested = changed(made, parallel={"tensor_parallel_size": 4}, hf={"other": {"num_attention_groups": 1}})
     assert refused(nested, made.specs).code == "KVL705"
+    listed = changed(
+        made, parallel={"tensor_parallel_size": 4}, hf={"block_configs": [{"attention": {"n_kv_heads": 1}}]}
+    )
+    assert refused(listed, made.specs).code == "KVL705"
     config = changed(made, parallel={"tensor_parallel_size": 4})
     assert read(config, kv_cache_specs=made.specs).spec.groups[0].params["num_kv_heads"] == 2
 
@@ -171,6 +216,8 @@ def test_groups_that_a_rank_does_not_tell(side: Callable[..., Any]) -> None:
     specs = {name: spec for name, spec in made.specs.items() if name.endswith("mixer")}
     assert refused(changed(made, hf={"mamba_n_groups": None}), specs).code == "KVL705"
     assert refused(changed(made, hf={"mamba_n_groups": 4}), specs).code == "KVL704"
+    four = changed(made, parallel={"tensor_parallel_size": 4}, hf={"mamba_n_groups": 2})
+    assert refused(four, specs).code == "KVL704"  # two groups over four ranks, which no Mamba2 layer takes
     for known in (1, 2):
         config = changed(made, hf={"mamba_n_groups": None})
         cache = read(config, kv_cache_specs=specs, known={"state.n_groups": known})

@@ -208,6 +208,17 @@ def test_pages_of_layers_side_by_side(side: Callable[..., Any]) -> None:
     moved = torch.as_strided(buffer, shape, views[last].stride(), 3 * page - 64)
     (problem,) = check_tensors(cache, 0, {**views, last: moved})
     assert problem.code == "KVL716" and last in str(problem)
+    onward = torch.as_strided(buffer, (7, *shape[1:]), views[last].stride(), 3 * page + 64)  # into the next block
+    (problem,) = check_tensors(cache, 0, {**views, last: onward})
+    assert problem.code == "KVL716" and last in str(problem)
+
+
+def test_tokens_outside_heads(side: Callable[..., Any]) -> None:
+    """The other order inside a page, in which no kernels of this machine keep it."""
+    made, other_order = side("llama", layout="LBNHC"), side("llama")
+    cache = read(made.config, made.cache)
+    assert cache.engine.order == "LBNHC" and check_tensors(cache, 0, made.views) == ()
+    assert {each.code for each in check_tensors(cache, 0, other_order.views)} == {"KVL714"}
 
 
 def test_rows_are_whole_pages_of_checked_tensors(hybrid: Hybrid) -> None:
