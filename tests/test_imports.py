@@ -47,3 +47,25 @@ def test_every_public_name_exists() -> None:
     missing = [name for name in kvlayout.__all__ if not hasattr(kvlayout, name)]
     assert missing == []
     assert set(kvlayout.__all__) <= set(dir(kvlayout))
+
+
+WITHOUT_VLLM = """
+import sys
+sys.modules["vllm"] = None
+import kvlayout
+try:
+    kvlayout.from_vllm(object(), kv_cache_specs={})
+except kvlayout.KvLayoutError as error:
+    (problem,) = error.problems
+    print(problem.code, problem.expected, problem.help, sep=" | ")
+"""
+
+
+def test_without_vllm_its_importer_says_what_to_install() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_VLLM], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("KVL700 | vLLM 0.32") and "pip install 'kvlayout[vllm]'" in done.stdout
+
+
+def test_the_importer_of_vllm_is_cheap() -> None:
+    assert set(loaded_by("import kvlayout.integrations.vllm\n")) <= {"numpy"}

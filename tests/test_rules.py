@@ -10,7 +10,7 @@ import pytest
 from kvlayout.cli import main
 from kvlayout.data import specs_dir
 from kvlayout.errors import problem
-from kvlayout.rules import RULES, Rule, files, moves, pages, proofs, sides, specs
+from kvlayout.rules import RULES, Rule, files, integrations, moves, pages, proofs, sides, specs
 from kvlayout.spec.explain import explain
 from kvlayout.spec.formats import load_format, shipped_formats
 
@@ -25,6 +25,7 @@ TABLES = {
     "sides": sides.TABLE,
     "proofs": proofs.TABLE,
     "moves": moves.TABLE,
+    "integrations": integrations.TABLE,
 }
 RANGES = {
     "files": r"KVL0\d\d",
@@ -33,6 +34,7 @@ RANGES = {
     "sides": r"KVL(20|50|51)\d",
     "proofs": r"KVL(3|4)\d\d",
     "moves": r"KVL6\d\d",
+    "integrations": r"KVL7[01]\d",
 }
 
 # Codes that no spec with its engines can show, and the test that shows them.

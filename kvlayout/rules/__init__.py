@@ -13,16 +13,25 @@ explained from the format file.
 | KVL4xx | artifacts: seals, digests, versions | `proofs` |
 | KVL5xx | pairs: two sides that exist but cannot be converted | `sides` |
 | KVL6xx | moves: buffers, block tables and kernels | `moves` |
+| KVL7xx | engines that are read from their own objects | `integrations` |
 """
 
 from __future__ import annotations
 
-from kvlayout.rules import files, moves, pages, proofs, sides, specs
+from kvlayout.rules import files, integrations, moves, pages, proofs, sides, specs
 from kvlayout.rules.rule import Rule
 
 __all__ = ["RULES", "Rule"]
 
-_TABLES = (*files.TABLE, *specs.TABLE, *pages.TABLE, *sides.TABLE, *proofs.TABLE, *moves.TABLE)
+_TABLES = (
+    *files.TABLE,
+    *specs.TABLE,
+    *pages.TABLE,
+    *sides.TABLE,
+    *proofs.TABLE,
+    *moves.TABLE,
+    *integrations.TABLE,
+)
 
 RULES: dict[str, Rule] = {rule.code: rule for rule in sorted(_TABLES, key=lambda rule: rule.code)}
 """Every rule of the package by its code, in the order of the codes."""

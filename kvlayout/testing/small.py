@@ -11,8 +11,11 @@ _CONV = {"conv_kernel": (2, 3, 4), "conv_dtype": ("bfloat16", "float16"), "ssm_d
 PARAMS: dict[str, dict[str, tuple[int | str, ...]]] = {
     "dsv4_fp8": {"tokens_per_state": (1, 2, 4)},
     "gdn": {"num_k_heads": _HEADS, "num_v_heads": _HEADS, "head_k_dim": (1, 3), "head_v_dim": (1, 2), **_CONV},
+    "gdn_cpu": {"num_k_heads": _HEADS, "num_v_heads": _HEADS, "head_k_dim": (1, 3), "head_v_dim": (1, 2), **_CONV},
     "gqa": {"num_kv_heads": _HEADS, "head_size": (1, 2, 3), "head_size_v": (1, 2, 3), "dtype": _DTYPES,
             "kv_packing": ("content", "planes")},
+    "gqa_cpu_amx": {"num_kv_heads": _HEADS, "head_size": (32,), "dtype": ("bfloat16", "float8_e4m3")},
+    "gqa_cpu_vec": {"num_kv_heads": _HEADS, "head_size": (1, 2, 3), "dtype": _DTYPES},
     "gqa_fp8_per_token_head": {"num_kv_heads": _HEADS, "head_size": (2, 3), "head_size_v": (2, 5)},
     "gqa_int4_per_token_head": {"num_kv_heads": _HEADS, "head_size": (2, 4), "head_size_v": (2, 4)},
     "gqa_int8_per_token_head": {"num_kv_heads": _HEADS, "head_size": (2, 3), "head_size_v": (2, 5)},

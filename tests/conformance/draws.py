@@ -46,6 +46,8 @@ PARAMS: dict[str, Strategy] = {
         {"num_kv_heads": COUNTS, "head_size": WIDTHS, "dtype": DTYPES},
         optional={"head_size_v": WIDTHS, "kv_packing": st.sampled_from(["content", "planes"])},
     ),
+    "gqa_cpu_vec": st.fixed_dictionaries({"num_kv_heads": COUNTS, "head_size": WIDTHS, "dtype": DTYPES}),
+    "gqa_cpu_amx": st.fixed_dictionaries({"num_kv_heads": COUNTS, "head_size": st.sampled_from([32, 32, 32, 64, 48])}),
     **{
         f"gqa_{x}_per_token_head": st.fixed_dictionaries(
             {"num_kv_heads": COUNTS, "head_size": st.sampled_from(widths)},
@@ -75,9 +77,12 @@ PARAMS: dict[str, Strategy] = {
             "state_size": WIDTHS, **STATE_DTYPES,
         }
     ),
-    "gdn": st.fixed_dictionaries(
-        {"num_k_heads": MANY, "num_v_heads": MANY, "head_k_dim": WIDTHS, "head_v_dim": WIDTHS, **STATE_DTYPES}
-    ),
+    **{
+        name: st.fixed_dictionaries(
+            {"num_k_heads": MANY, "num_v_heads": MANY, "head_k_dim": WIDTHS, "head_v_dim": WIDTHS, **STATE_DTYPES}
+        )
+        for name in ("gdn", "gdn_cpu")
+    },
     "kda": st.fixed_dictionaries({"num_heads": MANY, "head_dim": WIDTHS, **STATE_DTYPES}),
     "short_conv": st.fixed_dictionaries({"conv_dim": MANY, "conv_kernel": st.integers(2, 4), "conv_dtype": DTYPES}),
     "linear": st.fixed_dictionaries({"num_heads": MANY, "head_dim": WIDTHS, "dtype": DTYPES}),
@@ -184,10 +189,11 @@ HEADS_OUTSIDE = ("gqa_rocm", "gqa_aiter", "turboquant", "turboquant_soa", "ultra
 def growing(format: str) -> Strategy:
     """Engines of an attention format, with the orders and blocks that its backends mostly know."""
     orders = ["LBHNC"] * 9 + ["LBNHC"] if format in HEADS_OUTSIDE else ["LBHNC", "LBNHC"]
-    blocks = st.sampled_from([16, 16, 16, 32, 48, 64, 8]) if "aiter" in format else BLOCKS
+    blocks = st.sampled_from([16, 16, 16, 32, 48, 64, 8]) if "aiter" in format or "amx" in format else BLOCKS
     return st.fixed_dictionaries({"tp": TP, "order": st.sampled_from(orders), "block": blocks})
 
 
+ORDERS = st.sampled_from(["LBHNC", "LBNHC"])
 STATE = st.fixed_dictionaries(
     {"tp": TP, "conv": st.sampled_from(["DS", "SD"]), "spec_tokens": st.sampled_from([0, 0, 1, 3])}
 )
@@ -213,7 +219,7 @@ MOST_BYTES = 12_000
 """Of the blocks of one rank that make the common token span of all sides."""
 
 SMALL_TP = (1, 2, 3, 4, 6, 8)
-ORDERS, CONVS = st.sampled_from(["LBHNC", "LBNHC"]), st.sampled_from(["DS", "SD"])
+CONVS = st.sampled_from(["DS", "SD"])
 
 
 @st.composite
@@ -230,7 +236,7 @@ def sides(
     found = []
     for index in range(count):
         if format in ATTENTION:
-            blocks = [16, 16, 32] if "aiter" in format else [4, 8, 8, 16, 16, 12]
+            blocks = [16, 16, 32] if "aiter" in format or "amx" in format else [4, 8, 8, 16, 16, 12]
             engine = {"block": draw(st.sampled_from(blocks)), "order": draw(ORDERS)}
             if not _exists(format, engine, params):
                 engine["order"] = "LBHNC"  # some backends know no other

@@ -34,6 +34,8 @@ CONTRACT: dict[str, tuple[dict[str, Any], str]] = {
         },
         "k v",
     ),
+    "gqa_cpu_vec": (dict.fromkeys(("num_kv_heads", "head_size", "dtype")), "k v"),
+    "gqa_cpu_amx": ({"num_kv_heads": NEEDED, "head_size": NEEDED, "dtype": "bfloat16"}, "k v"),
     **{
         f"gqa_{x}_per_token_head": (
             {"num_kv_heads": NEEDED, "head_size": NEEDED, "head_size_v": "head_size"}, "k_data k_scale v_data v_scale",
@@ -56,12 +58,15 @@ CONTRACT: dict[str, tuple[dict[str, Any], str]] = {
         dict.fromkeys(("num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "conv_dtype", "ssm_dtype")),
         "conv_x conv_b conv_c temporal",
     ),
-    "gdn": (
-        dict.fromkeys(
-            ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel", "conv_dtype", "ssm_dtype")
-        ),
-        "conv_q conv_k conv_v temporal",
-    ),
+    **{
+        name: (
+            dict.fromkeys(
+                ("num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim", "conv_kernel", "conv_dtype", "ssm_dtype")
+            ),
+            "conv_q conv_k conv_v temporal",
+        )
+        for name in ("gdn", "gdn_cpu")
+    },
     "kda": (
         dict.fromkeys(("num_heads", "head_dim", "conv_kernel", "conv_dtype", "ssm_dtype")),
         "conv_q conv_k conv_v temporal",
@@ -122,7 +127,7 @@ CONTRACT["kda_recover"] = (
     CONTRACT["kda"][0] | {"record_dtype": "conv_dtype"}, CONTRACT["kda"][1] + " correction key_gate",
 )  # fmt: skip
 
-WHOLE = {"dsv4_fp8", "dsv4", "dsv41_fp8", "dsv41_nvfp4", "dsv4_compressor", "sglang_mha_mxfp8"}
+WHOLE = {"dsv4_fp8", "dsv4", "dsv41_fp8", "dsv41_nvfp4", "dsv4_compressor", "sglang_mha_mxfp8", "gqa_cpu_vec", "gqa_cpu_amx"}
 """Formats of tokens that context-parallel ranks do not share out."""
 
 CONTEXT_PARALLEL = {name for name in CONTRACT if name not in STATES} - WHOLE
@@ -344,3 +349,58 @@ def test_a_cache_dtype_leaves_other_groups_alone(format: str) -> None:
     spec = spec_of_format(SHIPPED[format], dict(SHIPPED[format].file.examples[0]), "test")
     plain, other = (spec.page(spec.group("cache"), kvlayout.Engine(kv_dtype=word)) for word in ("auto", "fp8"))
     assert plain == other
+
+
+QWEN_CPU = {"num_kv_heads": 2, "head_size": 64, "dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("format", ["gqa_cpu_vec", "gqa_cpu_amx"])
+def test_cpu_heads_move_as_one_run(format: str) -> None:
+    """A head is closed in its own 2 * N * hs elements: 98304 bytes at the 384 tokens of a CPU engine of Qwen3-Next."""
+    pair = Pair(format, QWEN_CPU, {"tp": 2, "block": 384}, {"tp": 1, "block": 384})
+    assert assert_right(pair).runs("cache", 0).tolist() == [[0, 0, 0, 0, 0, 98304], [1, 0, 0, 0, 98304, 98304]]
+
+
+@pytest.mark.parametrize(("format", "runs"), [("gqa_cpu_vec", (64, 64, 1, 4096)), ("gqa_cpu_amx", (1, 4096, 4, 1024))])
+def test_cpu_blocks_of_other_sizes_convert(format: str, runs: tuple[int, int, int, int]) -> None:
+    """Two blocks of 32 tokens into one of 64, where copying bytes in order gives other numbers without an error.
+
+    Of each block and head: k in runs of 32 tokens of an element (vec) or of two tiles of 16 tokens (amx); v in one run
+    of 32 rows (vec) or a run for each tile of 16 elements (amx).
+    """
+    pair = Pair(format, QWEN_CPU | {"num_kv_heads": 1}, {"block": 32}, {"block": 64})
+    lengths = assert_right(pair).runs("cache", 0)[:, -1].tolist()
+    k_runs, k_bytes, v_runs, v_bytes = runs
+    assert sorted(lengths) == sorted([k_bytes] * (2 * k_runs) + [v_bytes] * (2 * v_runs))
+
+
+CPU = ("gqa_cpu_vec", "gqa_cpu_amx")
+
+
+@pytest.mark.parametrize(
+    "way", [CPU, CPU[::-1], ("gqa", CPU[0]), (CPU[1], "gqa")], ids=lambda way: f"{way[0]}-{way[1]}"
+)
+def test_kinds_of_kernels_convert_into_each_other(way: tuple[str, str]) -> None:
+    """Between machines with and without AMX, or with a GPU, element by element: the same values in another order."""
+    src, dst = way
+    params = QWEN_CPU | {"head_size": 32}
+    engine = kvlayout.Engine(block=32, groups={"cache": {"format": dst}})
+    found = kvlayout.slice_for_tp_transfer(spec_of(src, params), kvlayout.Engine(block=32), engine)
+    places = [positions(name, params, {"block": 32}, 0) for name in way]
+    moved = {}
+    for _, _, at, _, to, nbytes in found.runs("cache", 0).tolist():
+        moved.update((to + byte, at + byte) for byte in range(0, nbytes, 2))
+    for name in ("k", "v"):
+        came, went = (each[name].where for each in places)
+        assert (came[:, :-1] == went[:, :-1]).all()
+        assert [moved[to] for to in went[:, -1].tolist()] == came[:, -1].tolist()
+
+
+def test_states_of_cpu_and_gpu_kernels_do_not_mix() -> None:
+    """Equal shapes, but each head's matrix is the transposed one."""
+    params = {"num_k_heads": 2, "num_v_heads": 4, "head_k_dim": 4, "head_v_dim": 4, "conv_kernel": 4,
+              "conv_dtype": "bfloat16", "ssm_dtype": "float32"}  # fmt: skip
+    spec, cpu = spec_of("gdn", params), kvlayout.Engine(groups={"cache": {"format": "gdn_cpu"}})
+    with pytest.raises(kvlayout.PlanRefused, match=r"KVL50[23]") as refused:
+        kvlayout.slice_for_tp_transfer(spec, kvlayout.Engine(), cpu)
+    assert not refused.value.unloadable and "temporal" in str(refused.value)

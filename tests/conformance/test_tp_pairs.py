@@ -128,6 +128,8 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
         {"num_kv_heads": heads, "head_size": 3, "head_size_v": 2, "dtype": "bfloat16", "kv_packing": packing}
         for heads, packing in product((1, 2, 12), ("content", "planes"))
     ],
+    "gqa_cpu_vec": [{"num_kv_heads": heads, "head_size": 3, "dtype": "float32"} for heads in (2, 12)],
+    "gqa_cpu_amx": [{"num_kv_heads": heads, "head_size": 32} for heads in (2, 12)],
     "gqa_int8_per_token_head": [{"num_kv_heads": heads, "head_size": 3} for heads in (2, 12)],
     "gqa_fp8_per_token_head": [{"num_kv_heads": heads, "head_size": 3} for heads in (1, 12)],
     "gqa_int4_per_token_head": [{"num_kv_heads": heads, "head_size": 6, "head_size_v": 4} for heads in (2, 12)],
@@ -141,11 +143,12 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "indexer_fp8": [{"head_dim": 5}, {"head_dim": 5, "tokens_per_state": 4}],
     "indexer_mxfp4": [{"head_dim": 32}],
     "dsv4_fp8": [{}, {"tokens_per_state": 4}],
+    "gdn_cpu": [{"num_k_heads": 12, "num_v_heads": 24, "head_k_dim": 2, "head_v_dim": 3, **ROWS}],
     "kda": [{"num_heads": 12, "head_dim": 3, **ROWS}],
     "short_conv": [{"conv_dim": 24, "conv_kernel": 3, "conv_dtype": "float16"}],
     "linear": [{"num_heads": 12, "head_dim": 3, "dtype": "bfloat16"}],
 }
-STATES = ("kda", "short_conv", "linear")
+STATES = ("gdn_cpu", "kda", "short_conv", "linear")
 
 
 @pytest.mark.parametrize("tps", [*NINE, *UNEVEN], ids=lambda tps: f"tp{tps[0]}-tp{tps[1]}")

@@ -36,6 +36,7 @@ RANGES = {
     "KVL4": "Artifacts",
     "KVL5": "Pairs that do not convert",
     "KVL6": "Moves: buffers, block tables and kernels",
+    "KVL7": "Engines that are read from their own objects",
 }
 FORMAT_ENGINES = ("tp=1", "tp=2,order=LBNHC,conv=SD,spec_tokens=2")
 

@@ -6,7 +6,7 @@ In every formula H and N are the KV heads and states that the rank holds, h and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import numpy as np
 from .parts import SIZES, Axis, Ints, Page, PageFunction, Side, field, kv_heads, need, states, whole
 
 Params = Mapping[str, Any]
+ElementIndex = Callable[[int, int, Ints, Ints], Ints]
+"""Index of element d of token t in a plane of N tokens of hs elements."""
 
 
 def _local(heads: Axis, tokens: Axis, side: Side) -> tuple[int, int, Ints, Ints, Ints]:
@@ -47,6 +49,41 @@ def gqa(p: Params, side: Side) -> Page:
         for name, axis, hs, at in (("k", "kdim", hs_k, k), ("v", "vdim", hs_v, v))
     }
     return Page(fields, H * N * (kb + vb), span)
+
+
+def gqa_cpu_vec(p: Params, side: Side) -> Page:
+    """cpu_attn.py, isa vec: 2 * N * hs elements a head, K as [hs, N] and then V as [N, hs]; no context parallelism."""
+    return _cpu_planes(p, side, lambda N, hs, t, d: d * N + t, lambda N, hs, t, d: t * hs + d)
+
+
+def gqa_cpu_amx(p: Params, side: Side) -> Page:
+    """cpu_attn.py, isa amx: 2 * N * hs elements a head, K and then V in VNNI pairs.
+
+    K index: (t div 16) * 16 * hs + (d div 2) * 32 + (t mod 16) * 2 + d mod 2.
+    V index: (d div 16) * 16 * N + (t div 2) * 32 + (d mod 16) * 2 + t mod 2.
+    """
+    need(p.get("dtype", "bfloat16") in ("bfloat16", "float8_e4m3", "float8_e5m2"), "no dtype of the AMX kernels")
+    need(p["head_size"] % 32 == 0, f"head size {p['head_size']} is no multiple of 32")
+    need(side.block % 16 == 0, f"block {side.block} is no multiple of 16")
+    return _cpu_planes(
+        {"dtype": "bfloat16"} | dict(p),
+        side,
+        lambda N, hs, t, d: t // 16 * 16 * hs + d // 2 * 32 + t % 16 * 2 + d % 2,
+        lambda N, hs, t, d: d // 16 * 16 * N + t // 2 * 32 + d % 16 * 2 + t % 2,
+    )
+
+
+def _cpu_planes(p: Params, side: Side, k: ElementIndex, v: ElementIndex) -> Page:
+    need(side.dcp == 1, "the CPU kernels do not share out tokens")
+    heads, hs, e = kv_heads(p["num_kv_heads"], side), p["head_size"], SIZES[p["dtype"]]
+    H, N = len(heads.units), side.block
+    tokens = Axis("token", np.arange(N), 0)
+    h, t, d = np.ogrid[:H, :N, :hs]
+    fields = {
+        "k": field(e, p["dtype"], [heads, tokens, whole("kdim", hs)], (h * 2 * N * hs + k(N, hs, t, d)) * e),
+        "v": field(e, p["dtype"], [heads, tokens, whole("vdim", hs)], ((h * 2 + 1) * N * hs + v(N, hs, t, d)) * e),
+    }
+    return Page(fields, H * 2 * N * hs * e, N)
 
 
 def _per_token_head(tag: str, per_byte: int) -> PageFunction:
@@ -203,6 +240,8 @@ def dsv4_fp8(p: Params, side: Side) -> Page:
 
 ATTENTION: dict[str, PageFunction] = {
     "gqa": gqa,
+    "gqa_cpu_vec": gqa_cpu_vec,
+    "gqa_cpu_amx": gqa_cpu_amx,
     "gqa_int8_per_token_head": _per_token_head("int8", 1),
     "gqa_fp8_per_token_head": _per_token_head("float8_e4m3", 1),
     "gqa_int4_per_token_head": _per_token_head("int4x2", 2),

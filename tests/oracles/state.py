@@ -9,6 +9,7 @@ The temporal state looks the same in both orientations. State pages are not shar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,18 @@ def gdn(p: Params, side: Side) -> Page:
     """
     keys, values = split("k_head", p["num_k_heads"], side), split("v_head", p["num_v_heads"], side)
     return _qkv(p, side, keys, p["head_k_dim"], values, p["head_v_dim"])
+
+
+def gdn_cpu(p: Params, side: Side) -> Page:
+    """ops/cpu/gdn_attention.py: as gdn, but the state is viewed, and kept, as [vh/T, kd, vd]."""
+    page = gdn(p, side)
+    values, kd, vd, e = split("v_head", p["num_v_heads"], side), p["head_k_dim"], p["head_v_dim"], SIZES[p["ssm_dtype"]]
+    u, i, j = np.ogrid[: len(values.units), :kd, :vd]
+    start = page.size - len(values.units) * kd * vd * e
+    axes = [values, whole("k_dim", kd), whole("v_dim", vd)]
+    return replace(
+        page, fields=page.fields | {"temporal": field(e, p["ssm_dtype"], axes, start + ((u * kd + i) * vd + j) * e)}
+    )
 
 
 def kda(p: Params, side: Side) -> Page:
@@ -205,6 +218,7 @@ STATE: dict[str, PageFunction] = {
     "mamba1": mamba1,
     "mamba2": mamba2,
     "gdn": gdn,
+    "gdn_cpu": gdn_cpu,
     "kda": kda,
     "short_conv": short_conv,
     "linear": linear,

@@ -114,6 +114,21 @@ def test_per_token_head_records(bits: str, record: int) -> None:
     ]  # fmt: skip
 
 
+def test_cpu_planes() -> None:
+    """Elements of head 1 worked out by hand from the kernels' two formulas, in a page of 32 tokens."""
+    params = {"num_kv_heads": 2, "head_size": 64, "dtype": "bfloat16"}
+    plane, head = 32 * 64 * 2, 32 * 64 * 4
+    vec = positions("gqa_cpu_vec", params, {"block": 32}, 0)
+    assert at(vec["k"], head=1, token=21, kdim=5) == head + (5 * 32 + 21) * 2
+    assert at(vec["v"], head=1, token=21, vdim=5) == head + plane + (21 * 64 + 5) * 2
+    amx = positions("gqa_cpu_amx", params, {"block": 32}, 0)
+    assert at(amx["k"], head=1, token=21, kdim=5) == head + (1024 + 2 * 32 + 5 * 2 + 1) * 2
+    assert at(amx["v"], head=1, token=21, vdim=37) == head + plane + (2 * 512 + 10 * 32 + 5 * 2 + 1) * 2
+    assert page_bytes("gqa_cpu_amx", params, {"block": 32}) == page_bytes("gqa_cpu_vec", params, {"block": 32}) == 16384
+    second = positions("gqa_cpu_amx", params, {"tp": 2, "block": 32}, 1)
+    assert at(second["v"], head=1, token=21, vdim=37) == plane + (2 * 512 + 10 * 32 + 5 * 2 + 1) * 2
+
+
 def test_nvfp4_is_four_runs_over_all_heads() -> None:
     H, N, hs = 4, 16, 128
     params = {"num_kv_heads": 8, "head_size": hs}
@@ -239,6 +254,10 @@ def test_conv_orientation_and_speculative_rows() -> None:
         ("gqa", {"num_kv_heads": 6, "head_size": 8, "dtype": "bfloat16"}, {"tp": 8}),
         ("gqa", {"num_kv_heads": 8, "head_size": 8, "dtype": "bfloat16"}, {"tp": 8, "dcp": 2}),
         ("gqa_int4_per_token_head", {"num_kv_heads": 1, "head_size": 7}, {}),
+        ("gqa_cpu_vec", {"num_kv_heads": 1, "head_size": 8, "dtype": "float32"}, {"tp": 2, "dcp": 2}),
+        ("gqa_cpu_amx", {"num_kv_heads": 1, "head_size": 48}, {}),
+        ("gqa_cpu_amx", {"num_kv_heads": 1, "head_size": 32}, {"block": 24}),
+        ("gqa_cpu_amx", {"num_kv_heads": 1, "head_size": 32, "dtype": "float16"}, {}),
         ("nvfp4", {"num_kv_heads": 1, "head_size": 24}, {}),
         ("nvfp4", {"num_kv_heads": 1, "head_size": 48, "scale_layout": "sm100"}, {}),
         ("nvfp4", {"num_kv_heads": 1, "head_size": 64, "scale_layout": "sm100"}, {"block": 6}),
@@ -387,6 +406,8 @@ SWEPT: dict[str, list[dict[str, Any]]] = {
         f"gqa_{x}_per_token_head": [{"num_kv_heads": h, "head_size": 8, "head_size_v": 6} for h in (1, 2, 6)]
         for x in ("int8", "fp8", "int4")
     },
+    "gqa_cpu_vec": [{"num_kv_heads": h, "head_size": 3, "dtype": d} for h in (1, 6) for d in ("bfloat16", "float32")],
+    "gqa_cpu_amx": [{"num_kv_heads": h, "head_size": 32} for h in (1, 6)],
     "nvfp4": [
         {"num_kv_heads": h, "head_size": s, "scale_layout": x}
         for h, s, x in product((1, 2, 6), (64, 128, 192), ("linear", "sm100"))
@@ -402,6 +423,7 @@ SWEPT: dict[str, list[dict[str, Any]]] = {
         {"num_heads": h, "head_dim": 4, "n_groups": g, "state_size": 6} | FP32 for h, g in ((24, 1), (24, 6), (64, 8))
     ],
     "gdn": [{"num_k_heads": k, "num_v_heads": 2 * k, "head_k_dim": 4, "head_v_dim": 6} | FP32 for k in (6, 16)],
+    "gdn_cpu": [{"num_k_heads": k, "num_v_heads": 2 * k, "head_k_dim": 4, "head_v_dim": 6} | FP32 for k in (6, 16)],
     "kda": [{"num_heads": h, "head_dim": 4} | FP32 for h in (6, 64)],
     "short_conv": [{"conv_dim": c, "conv_kernel": 3, "conv_dtype": "bfloat16"} for c in (24, 64)],
     "linear": [{"num_heads": h, "head_dim": 4, "dtype": "bfloat16"} for h in (6, 64)],
@@ -453,7 +475,7 @@ SWEPT |= {
 TPS = (1, 2, 3, 4, 6, 8, 12, 16, 64)
 PADDED = {"dsv4_fp8": 576, "dsv4": 512, "dsv41_fp8": 512, "dsv41_nvfp4": 512, "dsv4_compressor": 576,
           "sglang_indexer_nvfp4": 256}  # fmt: skip
-WHOLE = {*(name for name in PADDED if name.startswith("dsv4")), "sglang_mha_mxfp8"}
+WHOLE = {*(name for name in PADDED if name.startswith("dsv4")), "sglang_mha_mxfp8", "gqa_cpu_vec", "gqa_cpu_amx"}
 """Formats whose tokens every context-parallel rank holds, or that know no such ranks."""
 
 
