@@ -1,7 +1,7 @@
 """What engines call: the one room besides the command line that sees both planner and checker."""
 
 from kvlayout.api.answers import Comparison, compare, layout_of
-from kvlayout.api.plans import check, load, load_plan, plan_pair, slice_for_tp_transfer
+from kvlayout.api.plans import check, from_hf, load, load_plan, plan_pair, slice_for_tp_transfer
 from kvlayout.api.tensors import TensorSpec
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "TensorSpec",
     "check",
     "compare",
+    "from_hf",
     "layout_of",
     "load",
     "load_plan",

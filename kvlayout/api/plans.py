@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvlayout import __version__
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from kvlayout.spec.engine import Engine
     from kvlayout.spec.model import Spec
 
-__all__ = ["check", "load", "load_plan", "plan_pair", "slice_for_tp_transfer"]
+__all__ = ["check", "from_hf", "load", "load_plan", "plan_pair", "slice_for_tp_transfer"]
 
 COMPILER = f"kvlayout {__version__}"
 
@@ -27,6 +28,17 @@ def load(path: str | os.PathLike[str]) -> Spec:
     from kvlayout.spec.model import load_spec
 
     return load_spec(path)
+
+
+def from_hf(config: Mapping[str, Any] | str | os.PathLike[str], *, name: str | None = None) -> Spec:
+    """The model spec of a Hugging Face config: a dict, the path of a config.json, or of a folder that holds one.
+
+    `name`: the model's name. Equal to `load` of what `kvlayout init` writes. Nothing that the config names is imported.
+    Raises SpecError for fields that are missing, wrong or at odds, and for architectures that are not known.
+    """
+    from kvlayout.spec.importers import from_hf
+
+    return from_hf(config, name=name)
 
 
 def slice_for_tp_transfer(

@@ -16,6 +16,7 @@ from kvlayout.cli.bench import bench_command
 from kvlayout.cli.compare import compare_command
 from kvlayout.cli.compile import compile_command
 from kvlayout.cli.explain import explain_command
+from kvlayout.cli.init import init_command
 from kvlayout.cli.plan import plan_command
 from kvlayout.cli.schema import schema_command
 from kvlayout.cli.show import show_command
@@ -39,8 +40,8 @@ def cli() -> None:
 
 
 COMMANDS = (
-    verify_command, plan_command, compare_command, compile_command, show_command, explain_command, schema_command,
-    bench_command,
+    verify_command, plan_command, compare_command, compile_command, show_command, init_command, explain_command,
+    schema_command, bench_command,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

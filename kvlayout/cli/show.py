@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from kvlayout.spec.engine import Engine
     from kvlayout.spec.model import Spec
 
-__all__ = ["show_command"]
+__all__ = ["pages_of", "show_command"]
 
 
 @click.command("show")
@@ -41,14 +42,19 @@ def show_command(spec: str, engine: str, group: str | None) -> int:
     code = 0
     for model in models:
         try:
-            _show(model, side, group)
+            for line in pages_of(model, side, group, example=model.path is None):
+                click.echo(line)
         except PlanRefused as error:
             print_problems(error.problems)
             code = 1
     return code
 
 
-def _show(model: Spec, side: Engine, group: str | None) -> None:
+def pages_of(model: Spec, side: Engine, group: str | None = None, *, example: bool = False) -> Iterator[str]:
+    """The pages of a rank, of all groups or of one, line by line. `example`: the model is an example of a format.
+
+    Raises PlanRefused when no such engine exists.
+    """
     from kvlayout.api import plan_pair
     from kvlayout.spec.model import parallel_of
     from kvlayout.view import page_text
@@ -59,9 +65,9 @@ def _show(model: Spec, side: Engine, group: str | None) -> None:
     parallel = parallel_of(model, side)
     pages = [(each, model.page(each, side)) for each in shown]
     params = ""
-    if model.path is None and model.groups[0].params:
+    if example and model.groups[0].params:
         params = " with " + ", ".join(f"{name}={value}" for name, value in model.groups[0].params.items())
-    click.echo(f"{model.name}{params} on {side}")
+    yield f"{model.name}{params} on {side}"
     for each, page in pages:
         layers = "1 layer" if len(each.layers) == 1 else f"{len(each.layers)} layers"
-        click.echo(f"\n{page_text(each.name, page, parallel)}\n  in {layers}\n")
+        yield from f"\n{page_text(each.name, page, parallel)}\n  in {layers}\n".split("\n")

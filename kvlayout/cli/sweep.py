@@ -151,7 +151,7 @@ class Sweep:
         self.engines_only = False
         self.report.specs += 1
         if kind == "model":
-            yield self._job(path, load_spec(path))
+            yield self.job(path, load_spec(path))
         else:
             loaded = load_format(path)
             if not loaded.file.examples:
@@ -160,9 +160,10 @@ class Sweep:
                     problem("KVL129", where, f"format '{loaded.name}' has no examples, so nothing to prove")
                 )
             for index, example in enumerate(loaded.file.examples):
-                yield self._job(path, spec_of_format(loaded, example, loaded.where("examples", index)))
+                yield self.job(path, spec_of_format(loaded, example, loaded.where("examples", index)))
 
-    def _job(self, path: Path, spec: Spec) -> Job:
+    def job(self, path: Path, spec: Spec) -> Job:
+        """The pairs to prove for a spec that is loaded; `path` is what problems call it."""
         sources = self.sources or self._default_engines(spec)
         destinations = self.destinations or self._default_engines(spec)
         return Job(path, spec, sources, destinations)

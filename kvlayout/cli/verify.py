@@ -13,9 +13,10 @@ import click
 from kvlayout.cli.output import FORMAT_OPTION, counted, print_json, print_problems
 
 if TYPE_CHECKING:
+    from kvlayout.cli.report import Report
     from kvlayout.cli.sweep import Sweep
 
-__all__ = ["verify_command"]
+__all__ = ["summary_of", "verify_command"]
 
 
 @click.command("verify")
@@ -67,6 +68,19 @@ def verify_command(
     return 2 if sweep.unreadable else 1 if sweep.findings else 0
 
 
+def summary_of(report: Report) -> str:
+    """What was proved, in one line."""
+    counts = ", ".join(
+        f"{getattr(report, name)} {name}" for name in ("proved", "refuted", "unproved", "refused", "unloadable")
+    )
+    specs, pairs, plans = (
+        counted(report.specs, "spec"), counted(report.pairs, "engine pair"),
+        counted(report.plans - report.identities, "different plan"),
+    )  # fmt: skip
+    same = f"{report.identities} identit{'y' if report.identities == 1 else 'ies'}"
+    return f"{specs}, {pairs}, {plans} and {same}: {counts}"
+
+
 def _sizes(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
@@ -104,13 +118,5 @@ def _print_text(sweep: Sweep, quiet: bool, verbose: bool, seconds: float) -> Non
     for artifact in report.artifacts:
         click.echo(f"{artifact.path}: {artifact.verdict} {artifact.digest}")
     if report.specs:
-        counts = ", ".join(
-            f"{getattr(report, name)} {name}" for name in ("proved", "refuted", "unproved", "refused", "unloadable")
-        )
-        specs, pairs, plans = (
-            counted(report.specs, "spec"), counted(report.pairs, "engine pair"),
-            counted(report.plans - report.identities, "different plan"),
-        )  # fmt: skip
-        same = f"{report.identities} identit{'y' if report.identities == 1 else 'ies'}"
-        click.echo(f"{specs}, {pairs}, {plans} and {same}: {counts}")
+        click.echo(summary_of(report))
         click.echo(f"in {seconds:.1f} s")

@@ -1,4 +1,4 @@
-"""KVL10x and KVL14x to KVL15x: expressions, models and engines."""
+"""KVL10x and KVL14x to KVL16x: expressions, models, engines and configs that specs are imported from."""
 
 from __future__ import annotations
 
@@ -117,5 +117,35 @@ TABLE: tuple[Rule, ...] = (
         "a cache dtype that the format does not know",
         "Use a cache dtype of the format, or override the group's format and parameters by name.",
         "What a cache dtype makes of a page differs between formats; guessing would describe another page.",
+    ),
+    Rule(
+        "KVL161",
+        "a config that is not JSON, or says one thing twice",
+        "Give the model's config.json as it was published: one JSON object in which no key stands twice.",
+        "JSON readers keep one of two values for a key and drop the other silently.",
+    ),
+    Rule(
+        "KVL162",
+        "a field of a config has a value that it cannot have",
+        "Correct the field, or write the model spec by hand (docs/new-model.md).",
+        "A size of another kind, or out of bounds, is no size; whatever was made of it would be another model's page.",
+    ),
+    Rule(
+        "KVL163",
+        "a field that a config lacks",
+        "Add the field, or write the model spec by hand with the value that the engine uses (docs/new-model.md).",
+        "A value that is guessed describes the page of another model.",
+    ),
+    Rule(
+        "KVL164",
+        "fields of a config contradict each other",
+        "Correct one of the fields, or write the model spec by hand (docs/new-model.md).",
+        "Of two fields that disagree one is not what the engine follows, and which one is not known here.",
+    ),
+    Rule(
+        "KVL165",
+        "an architecture that the importer does not know",
+        "Write the model spec by hand (docs/new-model.md); a dozen lines say what each layer keeps.",
+        "What a layer keeps follows from its code, not its config: a new architecture may keep more than it shows.",
     ),
 )

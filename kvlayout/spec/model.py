@@ -21,7 +21,7 @@ from kvlayout.spec.scope import Scope
 from kvlayout.spec.source import Source, read_source
 from kvlayout.spec.validate import validated
 
-__all__ = ["CacheGroup", "Spec", "load_spec", "parallel_of", "spec_of_format"]
+__all__ = ["CacheGroup", "Spec", "load_spec", "parallel_of", "spec_of_format", "spec_of_source"]
 
 MAX_LAYERS = 100_000
 """Layers of a model, and of all its groups together, since each group keeps its own."""
@@ -179,7 +179,8 @@ class Spec:
 
 def load_spec(path: str | os.PathLike[str]) -> Spec:
     """Load a model spec. Raises SpecError with located problems."""
-    return _spec(read_source(path))
+    source = read_source(path)
+    return spec_of_source(source, Path(source.path))
 
 
 def spec_of_format(fmt: Format, params: Mapping[str, int | str], where: str) -> Spec:
@@ -247,9 +248,9 @@ def _changed(
     return fmt, {**params, **changes}
 
 
-def _spec(source: Source) -> Spec:
+def spec_of_source(source: Source, path: Path | None = None) -> Spec:
+    """The spec of a parsed source; formats are looked up beside `path`, without it among the shipped ones alone."""
     file = validated(ModelFile, source)
-    path = Path(source.path)
     named = _named_layers(file, source)
     num_layers = file.num_layers
     groups = []
