@@ -215,6 +215,9 @@ def pairs(draw: st.DrawFn, format: str) -> Pair:
     return Pair(format, params, src, dst, {**params, **change} if change else None)
 
 
+BUFFERS = {name for name in FORMATS if name.startswith("sglang_")}
+"""Formats whose pages lie in several buffers, which no kernel block cuts."""
+
 MOST_BYTES = 12_000
 """Of the blocks of one rank that make the common token span of all sides."""
 
@@ -254,7 +257,7 @@ def sides(
             engine |= cp if any(_exists(format, {**engine, **cp, "tp": tp}, own) for tp in SMALL_TP) else {}
         fitting = [tp for tp in SMALL_TP if _exists(format, {**engine, "tp": tp}, own)]
         engine["tp"] = draw(st.sampled_from(fitting))
-        if index in tiled and format in ATTENTION and draw(st.booleans()):
+        if index in tiled and format in ATTENTION and format not in BUFFERS and draw(st.booleans()):
             divisors = [n for n in (1, 2, 4, 8) if engine["block"] % n == 0 and _exists(format, {"block": n}, own)]
             engine["kernel_block"] = draw(st.sampled_from(divisors or [engine["block"]]))
         found.append((engine, own))

@@ -127,7 +127,9 @@ CONTRACT["kda_recover"] = (
     CONTRACT["kda"][0] | {"record_dtype": "conv_dtype"}, CONTRACT["kda"][1] + " correction key_gate",
 )  # fmt: skip
 
-WHOLE = {"dsv4_fp8", "dsv4", "dsv41_fp8", "dsv41_nvfp4", "dsv4_compressor", "sglang_mha_mxfp8", "gqa_cpu_vec", "gqa_cpu_amx"}
+WHOLE = {
+    "dsv4_fp8", "dsv4", "dsv41_fp8", "dsv41_nvfp4", "dsv4_compressor", "sglang_mha_mxfp8", "gqa_cpu_vec", "gqa_cpu_amx"
+}  # fmt: skip
 """Formats of tokens that context-parallel ranks do not share out."""
 
 CONTEXT_PARALLEL = {name for name in CONTRACT if name not in STATES} - WHOLE
