@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from kvlayout.data import specs_dir
 from kvlayout.errors import PlanRefused, one_of, problem
-from kvlayout.spec.grammar import FamiliesFile
+from kvlayout.spec.grammar import FamiliesFile, Stored
 from kvlayout.spec.source import read_source
 from kvlayout.spec.validate import validated
 
@@ -174,15 +174,16 @@ def _families() -> FamiliesFile:
     return validated(FamiliesFile, read_source(specs_dir() / "families.yaml"))
 
 
-def stored_format(family: str, fmt: str, where: str) -> str:
-    """The format that a family stores in the place of another, the same for a family that stores what specs say.
+def stored_format(family: str, fmt: str, where: str) -> Stored | None:
+    """What a family stores in the place of a format; None: that format itself.
 
     PlanRefused (unloadable) for a format that the family has no page for.
     """
     stored = _families().families.get(family)
-    if stored is None or fmt in stored.values():
-        return fmt
+    if stored is None or any(fmt == each.format for each in stored.values()):
+        return None
     if fmt not in stored:
         text = f"{family} stores no page of format '{fmt}'"
-        raise PlanRefused(problem("KVL200", where, text, expected=one_of(stored)), unloadable=True)
+        expected = f"{one_of(stored)}, or the group's format as an override"
+        raise PlanRefused(problem("KVL200", where, text, expected=expected), unloadable=True)
     return stored[fmt]

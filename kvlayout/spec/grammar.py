@@ -330,11 +330,18 @@ class KvDtypesFile(Model):
     kv_dtypes: dict[FormatName, dict[str, KvDtype]]
 
 
+class Stored(Model):
+    """The format that a family stores in the place of another, and what it says of its own parameters."""
+
+    format: FormatName
+    params: dict[Name, PlainValue] = {}
+
+
 class FamiliesFile(Model):
-    """`specs/families.yaml`: by family, the format that takes the place of a format."""
+    """`specs/families.yaml`: by family, what takes the place of a format."""
 
     kvlayout: Version
-    families: dict[str, dict[FormatName, FormatName]]
+    families: dict[str, dict[FormatName, Stored]]
 
 
 class EngineFile(BaseModel):

@@ -131,14 +131,16 @@ class Spec:
         overrides = engine.for_group(group.name)
         where = f"engine '{engine}', group '{group.name}'"
         fmt, params, places = group.format, dict(group.params), dict(group.places)
+        name = overrides.pop("format", None)
+        stored = stored_format(engine.family, fmt.name, where) if name is None else None
+        if stored is not None:
+            fmt, params = _changed(fmt, params, stored.format, dict(stored.params), self.path, where)
+            places.update(dict.fromkeys(stored.params, where))
         if engine.kv_dtype != "auto":
             change = resolve_kv_dtype(fmt, engine.kv_dtype, where)
             if change is not None:
                 fmt, params = _changed(fmt, params, change.format, dict(change.params), self.path, where)
                 places.update(dict.fromkeys(change.params, where))
-        stored = stored_format(engine.family, fmt.name, where)
-        if stored != fmt.name:
-            fmt, params = _changed(fmt, params, stored, {}, self.path, where)
         words: dict[str, int | str] = {
             "block": group.block or engine.block or DEFAULT_BLOCK,
             "tp": engine.tp,
@@ -148,7 +150,6 @@ class Spec:
             "conv": engine.conv,
             "family": engine.family,
         }
-        name = overrides.pop("format", None)
         own = {key: value for key, value in overrides.items() if key not in OVERRIDABLE}
         if name is not None or own:
             fmt, params = _changed(fmt, params, None if name is None else str(name), own, self.path, where)

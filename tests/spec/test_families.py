@@ -149,3 +149,54 @@ def test_a_window_stands_in_the_spec(tmp_path: Path) -> None:
     assert spec.group("local").window == 128 and spec.group("full").window is None
     assert pages(spec) == {"full": (32, 32 * 1024), "local": (16, 32 * 1024)}
     assert pages(spec, tp=8) == {"full": (16, 16 * 256), "local": (16, 16 * 256)}
+
+
+SGLANG = {
+    "qwen3-next-80b-a3b": {"attention": "sglang_mha", "state": "sglang_gdn"},
+    "nemotron-h-8b": {"attention": "sglang_mha", "state": "sglang_mamba2"},
+    "jamba-v0.1": {"attention": "sglang_mha", "state": "sglang_mamba1"},
+    "kimi-linear-48b-a3b": {"attention": "sglang_mla", "state": "sglang_kda"},
+    "deepseek-v3.2": {"attention": "mla_fp8_ds", "indexer": "sglang_indexer"},
+    "llama-3.1-8b-nvfp4": {"attention": "sglang_mha_fp4"},
+    "gemma-3-27b": {"attention": "sglang_mha", "sliding": "sglang_mha"},
+}
+
+
+@pytest.mark.parametrize("name", SGLANG)
+def test_sglang_keeps_its_own_pages(name: str) -> None:
+    """The family is the overrides that one would write, and vLLM's pages convert into them."""
+    spec = kvlayout.load(specs_dir() / "models" / f"{name}.yaml")
+    sglang = kvlayout.Engine(tp=2, block=64, family="sglang@0.5")
+    assert {group.name: spec.format_name(group, sglang) for group in spec.groups} == SGLANG[name]
+    recipe = ",attention.recipe=nvfp4" if "nvfp4" in name else ""
+    formats = ",".join(f"{group}.format={format}" for group, format in SGLANG[name].items())
+    named = kvlayout.Engine.parse(f"tp=2,block=64,order=NHD,{formats}{recipe}")
+    for group in spec.groups:
+        assert spec.page(group, sglang) == spec.page(group, named)
+    vllm = kvlayout.Engine(tp=4, family="vllm@0.32")
+    for src, dst in ((vllm, sglang), (sglang, vllm)):
+        assert kvlayout.check(kvlayout.slice_for_tp_transfer(spec, src, dst)).proved
+
+
+def test_a_cache_dtype_is_a_word_of_the_family() -> None:
+    spec = kvlayout.load(specs_dir() / "models" / "llama-3.1-8b.yaml")
+    group = spec.group("attention")
+    sglang, vllm = (
+        kvlayout.Engine(family=family, kv_dtype=word)
+        for family, word in (("sglang@0.5", "fp4_e2m1"), ("vllm@0.32", "nvfp4"))
+    )
+    assert (spec.format_name(group, sglang), spec.format_name(group, vllm)) == ("sglang_mha_fp4", "nvfp4")
+    for family, word in (("sglang@0.5", "nvfp4"), ("vllm@0.32", "fp4_e2m1")):
+        with pytest.raises(PlanRefused, match="KVL156"):
+            spec.page(group, kvlayout.Engine(family=family, kv_dtype=word))
+
+
+def test_an_override_of_the_format_is_what_sglang_keeps() -> None:
+    """What a family does not know an override names, and what it does know an override may change."""
+    spec = kvlayout.load(specs_dir() / "models" / "llama-3.1-8b.yaml")
+    engine = kvlayout.Engine.parse("family=sglang@0.5,block=128,attention.format=sglang_mha_mxfp8")
+    assert spec.format_name(spec.group("attention"), engine) == "sglang_mha_mxfp8"
+    native = kvlayout.Engine.parse(
+        "family=sglang@0.5,attention.format=sglang_mha_fp4,attention.recipe=nvfp4,attention.scale_layout=native"
+    )
+    assert spec.page(spec.group("attention"), native).buffers

@@ -16,7 +16,7 @@ TABLE = validated(KvDtypesFile, read_source(specs_dir() / "kv_dtypes.yaml")).kv_
 ENTRIES = [(name, word) for name, words in TABLE.items() for word in words]
 
 # Parameters that say how values are encoded or arranged. Another format decides both anew; sizes must be kept.
-ENCODING = {"dtype", "kv_packing", "scale_layout", "key_bits", "value_bits", "fp8_keys", "scales", "align"}
+ENCODING = {"dtype", "encoding", "kv_packing", "scale_layout", "key_bits", "value_bits", "fp8_keys", "scales", "align"}
 
 
 def params_of(name: str) -> set[str]:
