@@ -1,7 +1,8 @@
 """What the documentation shows is run: each `>>>` in `docs/` and the README gives what stands below it.
 
 A Python block without `>>>` is executed. The blocks of one file share their names, from top to bottom, as a reader
-would type them; each file starts in a folder that holds nothing but the shipped specs.
+would type them; each file starts in a folder that holds nothing but the shipped specs. Console sessions are run, too
+(`consoles.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
+import consoles
 import pytest
+from consoles import PAGES, ROOT
 
 import kvlayout
-
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def python_blocks(text: str) -> Iterator[tuple[int, str]]:
@@ -47,6 +47,12 @@ def test_what_the_page_shows_is_true(page: Path, tmp_path: Path, monkeypatch: py
         else:
             exec(compile("\n" * before + block, str(page), "exec"), names)
     assert not runner.failures, "".join(said)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_console_shows_is_printed(page: Path, tmp_path: Path) -> None:
+    for command, output in consoles.printed(page.read_text(encoding="utf-8"), tmp_path):
+        assert consoles.agrees(command.output, output), f"{command.line}\n{output}"
 
 
 def test_pages_are_found() -> None:

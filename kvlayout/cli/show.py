@@ -70,4 +70,4 @@ def pages_of(model: Spec, side: Engine, group: str | None = None, *, example: bo
     yield f"{model.name}{params} on {side}"
     for each, page in pages:
         layers = "1 layer" if len(each.layers) == 1 else f"{len(each.layers)} layers"
-        yield from f"\n{page_text(each.name, page, parallel)}\n  in {layers}\n".split("\n")
+        yield from f"\n{page_text(each.name, page, parallel)}\n  in {layers}".split("\n")

@@ -104,7 +104,7 @@ def _is_any(a: Leaf, b: Leaf) -> bool:
 
 
 def _atom(leaf: Leaf) -> str:
-    return f"atoms of {leaf.nbytes} bytes of {leaf.tag}"
+    return f"{leaf.nbytes}-byte atoms of {leaf.tag}"
 
 
 def _axis_problems(where: str, name: str, a: Axis, a_block: int | None, b: Axis, b_block: int | None) -> list[Problem]:

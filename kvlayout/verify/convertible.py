@@ -121,7 +121,7 @@ def _unequal_atoms(name: str, a: Leaf | None, b: Leaf | None) -> str | None:
         return None
     if _match(a, b) and "any" in (a.tag, b.tag) and not any(leaf.tag.startswith("opaque:") for leaf in (a, b)):
         return None  # bytes without a meaning take any others of their size; opaque ones pair with their like only
-    return f"field '{name}' has atoms of {a.nbytes} bytes of {a.tag} and of {b.nbytes} bytes of {b.tag}"
+    return f"field '{name}' has {a.nbytes}-byte atoms of {a.tag} and {b.nbytes}-byte ones of {b.tag}"
 
 
 def _template(group: Group, src: SideView, dst: SideView, paired: list[str]) -> str | None:
