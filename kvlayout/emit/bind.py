@@ -2,7 +2,8 @@
 
 `bind` checks once all that needs no block table: that every buffer is there, holds pages of the right size, lies in
 CPU memory, and that nothing that is written is read or written by another name. A call then checks ids, in time of
-the blocks, and moves all groups and layers without the GIL. What a check finds is raised before the first byte moves.
+the blocks (also that no two groups of one pool name a block), and moves all groups and layers without the GIL. What a
+check finds is raised before the first byte moves.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from weakref import WeakValueDictionary
 
 from kvlayout.emit.calls import Call, Nulls, Part, Reader, Tokens, run, streams
 from kvlayout.emit.moves import Mode, Moves
-from kvlayout.emit.regions import Region, clash, flat, lines_of
-from kvlayout.emit.submit import block_tables, interval
+from kvlayout.emit.regions import Named, Region, clashes, flat, lines_of, same_cells
+from kvlayout.emit.submit import block_tables, interval, one_group_each
 from kvlayout.errors import PlanRefused, SubmitError, one_of, problem, shown
 from kvlayout.plan.artifact import Document, Group
 from kvlayout.plan.transfer import TransferPlan
@@ -26,6 +27,9 @@ _proved: WeakValueDictionary[int, Document] = WeakValueDictionary()
 """Documents that were proved here, by identity: they are immutable, and what holds one may not be."""
 
 MAX_THREADS = 1024
+
+Pools = tuple[tuple[int, int], ...]
+"""Pairs of parts, by number, whose destination pages are cells of one pool."""
 
 
 def bind(
@@ -42,7 +46,9 @@ def bind(
 
     `src`: {source rank: {group: {layer: buffer}}}, `dst`: {group: {layer: buffer}}. A buffer is a NumPy array, a torch
     CPU tensor or anything with the buffer protocol; its first axis counts blocks, the rest of it is one page, bytes in
-    order. Where a page lies in several buffers, give {name: buffer}. Ranks, groups and layers that the plan does not
+    order. Where a page lies in several buffers, give {name: buffer}. Destination groups may share one pool, as vLLM's
+    do, where a block is a cell of it that belongs to one group at a time: calls then refuse ids that two groups name.
+    Ranks, groups and layers that the plan does not
     name are ignored. With `src` alone the result can only `pack`, for the ranks that are given; with `dst` alone only
     `unpack`. `threads`: how many threads share a call. `null_blocks`: the ids, source's and destination's, that an
     engine puts into a table for a block that nobody wrote (vLLM: 0); a call that would touch one is refused.
@@ -69,17 +75,20 @@ def bind(
             expected = f"one of the source ranks that rank {dst_rank} reads: {', '.join(map(str, read))}"
             raise SubmitError(problem("KVL601", "bind", "no buffer of the plan is given", expected=expected))
     parts = [Part(moves, src, dst, null_blocks, by_layer=True) for moves in received]
-    _refuse_clash(_regions(parts, "dst"), _regions(parts, "src"))
-    return BoundMove(parts, groups, threads, reader)
+    return BoundMove(parts, groups, _pools(parts), threads, reader)
 
 
-def kernel(plan: TransferPlan, group: str, dst_rank: int, layer: int | None = None) -> Kernel:
+def kernel(
+    plan: TransferPlan, group: str, dst_rank: int, layer: int | None = None, *, null_blocks: Nulls = (None, None)
+) -> Kernel:
     """One group of a plan, for calls of one layer each: `kernel(sources, destination, src_ids, dst_ids, tokens=None)`.
 
-    `layer` picks the entry where pipeline stages make several. Raises SubmitError for no such group, rank or layer, or
-    several entries, PlanRefused for a plan that is not proved.
+    `layer` picks the entry where pipeline stages make several; `null_blocks` as for `bind`. Raises SubmitError for no
+    such group, rank or layer, or several entries, PlanRefused for a plan that is not proved, ValueError for other null
+    blocks.
     """
     _prove(plan)
+    _check_nulls(null_blocks)
     named = [each for each in plan.groups if each.name == group]
     if not named:
         expected = one_of(each.name for each in plan.groups)
@@ -93,7 +102,7 @@ def kernel(plan: TransferPlan, group: str, dst_rank: int, layer: int | None = No
         raise SubmitError(
             problem("KVL609", "layer", text.format(dst_rank, len(found)), expected=expected, got=f"{layer}")
         )
-    return Kernel(found[0])
+    return Kernel(found[0], null_blocks)
 
 
 class BoundMove:
@@ -104,8 +113,8 @@ class BoundMove:
     blocks; the tables need only cover b, and groups without tokens ignore it.
     """
 
-    def __init__(self, parts: list[Part], groups: tuple[str, ...], threads: int, reader: Reader) -> None:
-        self.parts, self._threads, self._reader = parts, threads, reader
+    def __init__(self, parts: list[Part], groups: tuple[str, ...], pools: Pools, threads: int, reader: Reader) -> None:
+        self.parts, self._pools, self._threads, self._reader = parts, pools, threads, reader
         self._known, self._needed = groups, tuple(dict.fromkeys(part.moves.group.name for part in parts))
 
     def __call__(self, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens = None) -> None:
@@ -139,7 +148,7 @@ class BoundMove:
         Raises SubmitError, and then nothing has moved."""
         calls = self._calls("unpack", blocks, tokens)
         regions = _packed_regions(packed, _packed_sizes(calls), writable=False)
-        _refuse_clash(_regions(self.parts, "dst"), _named(regions))
+        _refuse_clash(_regions(self.parts, "dst"), _named(regions), pools=self._pools)
         self._run(calls, regions)
 
     def _calls(self, mode: Mode, blocks: Mapping[str, tuple[Any, Any]], tokens: Tokens) -> list[Call]:
@@ -153,6 +162,10 @@ class BoundMove:
             if mode != "move":
                 call.take_room(offsets)
             calls.append(call)
+        if mode != "pack":
+            for pair in self._pools:
+                one, other = (calls[index] for index in pair)
+                one_group_each(one.group, one.written, other.group, other.written)
         return calls
 
     def _run(self, calls: list[Call], packed: Mapping[int, Region] | None = None) -> None:
@@ -169,8 +182,8 @@ class BoundMove:
 class Kernel:
     """One group of a plan and one destination rank; made by `kvlayout.kernel`."""
 
-    def __init__(self, moves: Moves) -> None:
-        self._moves = moves
+    def __init__(self, moves: Moves, nulls: Nulls) -> None:
+        self._moves, self._nulls = moves, nulls
 
     def __call__(
         self,
@@ -182,7 +195,7 @@ class Kernel:
     ) -> None:
         """Move one layer. `sources`: {rank: buffer}, `destination`: buffer, as for `bind`. Raises SubmitError, and then
         nothing has moved."""
-        part = Part(self._moves, sources, destination, by_layer=False)
+        part = Part(self._moves, sources, destination, self._nulls, by_layer=False)
         part.need("move")
         _refuse_clash(_regions([part], "dst"), _regions([part], "src"))
         call = part.call("move", src_ids, dst_ids, interval(tokens))
@@ -221,19 +234,38 @@ def _moves(plan: TransferPlan, group: Group, dst_rank: int) -> list[Moves]:
     return [Moves(entry, document.src, document.dst, entry.pieces) for entry in found]
 
 
-def _regions(parts: list[Part], side: Literal["src", "dst"]) -> list[tuple[str, Region]]:
+def _regions(parts: list[Part], side: Literal["src", "dst"]) -> list[Named]:
     bases = (part.src if side == "src" else part.dst for part in parts)
     return [each for found in bases if found is not None for each in found.regions]
 
 
-def _named(packed: Mapping[int, Region]) -> list[tuple[str, Region]]:
+def _named(packed: Mapping[int, Region]) -> list[Named]:
     return [(f"packed bytes of source rank {rank}", each) for rank, each in packed.items()]
 
 
-def _refuse_clash(written: list[tuple[str, Region]], read: list[tuple[str, Region]]) -> None:
-    met = clash(written, read)
-    if met is not None:
-        raise SubmitError(problem("KVL603", met[0], f"shares memory with {met[1]}", expected="memory of its own"))
+def _pools(parts: list[Part]) -> Pools:
+    """Pairs of parts whose destination pages lie in the cells of one pool. SubmitError where a page that is written
+    shares bytes in another way."""
+    owners = {id(each): index for index, part in enumerate(parts) if part.dst for each in part.dst.regions}
+    found = set()
+    for one, other, both in clashes(_regions(parts, "dst"), _regions(parts, "src")):
+        pair = owners[id(one)], owners.get(id(other), -1)
+        groups = [parts[index].moves.group.name for index in pair]
+        if not both or groups[0] == groups[1] or not same_cells(one[1], other[1]):
+            raise _shares(one[0], other[0])
+        found.add((min(pair), max(pair)))
+    return tuple(sorted(found))
+
+
+def _refuse_clash(written: list[Named], read: list[Named], pools: Pools = ()) -> None:
+    """`pools`: what is written was looked at before and shares memory as these say."""
+    for one, other, both in clashes(written, read):
+        if not (pools and both):
+            raise _shares(one[0], other[0])
+
+
+def _shares(one: str, other: str) -> SubmitError:
+    return SubmitError(problem("KVL603", one, f"shares memory with {other}", expected="memory of its own"))
 
 
 def _packed_sizes(calls: list[Call]) -> dict[int, int]:

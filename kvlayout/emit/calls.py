@@ -83,31 +83,50 @@ class Part:
         group, size = self.moves.group, self.moves.tokens
         cut = tokens if size is not None else None
         a, b = group.src_blocks, group.dst_blocks
-        src = dst = None
+        src = dst = reached = None
         if mode != "unpack":
             assert self.src is not None
             used = None if cut is None else _used(cut, (size or 0) // a)
             src = block_ids(src_ids, self._called[0], self.src.rows, used, a, distinct=False, null=self._nulls[0])
         if mode != "pack":
             assert self.dst is not None
-            used = None if cut is None else _used(cut, (size or 0) // b)
-            dst = block_ids(dst_ids, self._called[1], self.dst.rows, used, b, distinct=True, null=self._nulls[1])
+            reached = None if cut is None else _used(cut, (size or 0) // b)
+            dst = block_ids(dst_ids, self._called[1], self.dst.rows, reached, b, distinct=True, null=self._nulls[1])
         if cut is None and src is not None and dst is not None and src.entries // a != dst.entries // b:
             text = "the two block tables hold different numbers of templates"
             expected = f"{b} destination ids for every {a} source ids"
             got = f"{src.entries} and {dst.entries}"
             raise SubmitError(problem("KVL604", f"group '{group.name}'", text, expected=expected, got=got))
         templates = src.entries // a if src is not None else dst.entries // b if dst is not None else 0
-        return Call(self, mode, src, dst, self.moves.sections(templates, cut))
+        return Call(self, mode, src, dst, reached, self.moves.sections(templates, cut))
 
 
 class Call:
-    """A call of one part with checked block tables. `room`: (offset, bytes of a layer) of its packed bytes by source
-    rank. Its size is asked for before it runs, and raises SubmitError where pages cannot be cut."""
+    """A call of one part with checked block tables. `reached`: the part of the destination's that is written, None for
+    all of it. `room`: (offset, bytes of a layer) of its packed bytes by source rank. Its size is asked for before it
+    runs, and raises SubmitError where pages cannot be cut."""
 
-    def __init__(self, part: Part, mode: Mode, src: Table | None, dst: Table | None, sections: list[Section]) -> None:
+    def __init__(
+        self,
+        part: Part,
+        mode: Mode,
+        src: Table | None,
+        dst: Table | None,
+        reached: slice | None,
+        sections: list[Section],
+    ) -> None:
         self.part, self.mode, self.src, self.dst, self.sections = part, mode, src, dst, sections
+        self.group, self._reached = part.moves.group.name, reached
         self.room: dict[int, tuple[int, int]] = {}
+
+    @property
+    def written(self) -> NDArray[np.int64]:
+        """The destination ids that are written."""
+        import numpy as np
+
+        assert self.dst is not None
+        ids: NDArray[np.int64] = np.asarray(self.dst.owner)
+        return ids if self._reached is None else ids[self._reached]
 
     @property
     def nbytes(self) -> int:

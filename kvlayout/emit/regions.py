@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Region", "clash", "flat", "lines_of", "region"]
+__all__ = ["Named", "Region", "clashes", "flat", "lines_of", "region", "same_cells"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +93,33 @@ def lines_of(rows: int, nbytes: int) -> NDArray[np.uint8]:
     return raw[begin : begin + rows * nbytes].reshape(rows, nbytes)
 
 
-def clash(written: Sequence[tuple[str, Region]], read: Sequence[tuple[str, Region]]) -> tuple[str, str] | None:
-    """Names of a written region and another one that share a byte; None when there are no such two.
+Named = tuple[str, Region]
+"""What a message calls a region, and the region."""
+
+
+def clashes(written: Sequence[Named], read: Sequence[Named]) -> Iterator[tuple[Named, Named, bool]]:
+    """Every pair of a written region and another one that share a byte, and whether that is written, too.
 
     Exact also where rows of several regions alternate in one allocation. Costs the number of regions, and of pairs
     whose extents overlap; of rows only where strides differ.
     """
-    every = [(each, name, True) for name, each in written] + [(each, name, False) for name, each in read]
-    every = sorted((item for item in every if item[0].rows and item[0].nbytes), key=lambda item: item[0].address)
-    open_: list[tuple[Region, str, bool]] = []
-    for each, name, writes in every:
-        open_ = [item for item in open_ if item[0].end > each.address]
-        for other, other_name, other_writes in open_:
-            if (writes or other_writes) and _meet(other, each):
-                return (name, other_name) if writes else (other_name, name)
-        open_.append((each, name, writes))
-    return None
+    every = [(each, True) for each in written] + [(each, False) for each in read]
+    every = sorted(
+        (item for item in every if item[0][1].rows and item[0][1].nbytes), key=lambda item: item[0][1].address
+    )
+    open_: list[tuple[Named, bool]] = []
+    for each, writes in every:
+        open_ = [item for item in open_ if item[0][1].end > each[1].address]
+        for other, other_writes in open_:
+            if (writes or other_writes) and _meet(other[1], each[1]):
+                yield (each, other, other_writes) if writes else (other, each, False)
+        open_.append((each, writes))
+
+
+def same_cells(a: Region, b: Region) -> bool:
+    """Whether rows of two regions lie in one cell where their numbers are equal, and apart where they are not."""
+    first, second = (a, b) if a.address <= b.address else (b, a)
+    return first.stride == second.stride and second.address + second.nbytes <= first.address + first.stride
 
 
 def _meet(a: Region, b: Region) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["block_ids", "block_tables", "interval"]
+__all__ = ["block_ids", "block_tables", "interval", "one_group_each"]
 
 FEW = 64
 """Ids that a Python list checks faster than four NumPy calls do."""
@@ -111,6 +111,16 @@ def block_ids(
             if not np.array_equal(marks[chosen], order):
                 _twice(where, chosen.tolist(), begin)
     return table(np.ascontiguousarray(long, np.int64))
+
+
+def one_group_each(name: str, ids: NDArray[np.int64], other: str, others: NDArray[np.int64]) -> None:
+    """SubmitError where two groups whose pages are cells of one pool name the same destination block."""
+    import numpy as np
+
+    shared = np.intersect1d(ids, others)
+    if len(shared):
+        text = f"destination block {shared[0]} is named by group '{other}', too, whose pages lie in the same memory"
+        raise _error("KVL606", f"group '{name}', destination ids", text, "ids that belong to one group")
 
 
 def _few(ids: Any) -> list[int] | None:

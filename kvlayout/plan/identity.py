@@ -136,7 +136,9 @@ def _group_differences(src: dict[str, Any], dst: dict[str, Any]) -> list[str]:
         if a is None or b is None:
             found.append(f"field '{name}' is on the {'destination' if a is None else 'source'} only")
         elif (a["bytes"], a["tag"]) != (b["bytes"], b["tag"]):
-            found.append(f"field '{name}': {a['bytes']}-byte atoms of {a['tag']} -> {b['bytes']}-byte ones of {b['tag']}")
+            found.append(
+                f"field '{name}': {a['bytes']}-byte atoms of {a['tag']} -> {b['bytes']}-byte ones of {b['tag']}"
+            )
         elif a["base"] != b["base"]:
             found.append(f"field '{name}' begins at byte {a['base']} -> {b['base']}")
         elif a["digits"] != b["digits"]:

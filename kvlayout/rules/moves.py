@@ -22,7 +22,7 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         "KVL603",
         "memory that a move would read and write, or write twice",
-        "Give every destination buffer memory of its own.",
+        "Give every destination buffer memory of its own. Groups may share a pool if each block is one cell of it.",
         "The proof presumes that source bytes are those from before the call; where pages share memory they are not.",
     ),
     Rule(
@@ -41,7 +41,8 @@ TABLE: tuple[Rule, ...] = (
         "KVL606",
         "a destination block named twice",
         "Name each destination block once.",
-        "Distinct pages are what makes one proof hold for all templates: of two writers the last one would win.",
+        "Distinct pages are what makes one proof hold for all templates: of two writers the last one would win. Groups "
+        "that share a pool name distinct blocks, too.",
     ),
     Rule(
         "KVL607",

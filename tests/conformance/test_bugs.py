@@ -265,7 +265,7 @@ def test_b23_rows_of_656_and_576_bytes_have_no_byte_copy(load: Loader) -> None:
         assert {each.code for each in refused.value.problems} == {"KVL501", "KVL502"}
         text = str(refused.value)
         assert "'latent_scale'" in text and "'rope'" in text
-        assert "128 bytes of bfloat16" in text and "64 bytes of float8_e4m3" in text
+        assert "128-byte atoms of bfloat16" in text and "64-byte atoms of float8_e4m3" in text
 
 
 def test_b25_how_ids_of_two_sides_relate_belongs_to_the_group(load: Loader) -> None:

@@ -254,6 +254,49 @@ def test_layers_that_alternate_in_one_allocation(case: Case) -> None:
     equal(case, wanted)
 
 
+def pooled(case: Case, at: int = 0) -> np.ndarray[Any, Any]:
+    """One pool for both groups, a cell of it a block: both layers of attention side by side, or the state `at`."""
+    attention, state = case.dst["attention"][0].shape[1], case.dst["state"][2].shape[1]
+    pool = np.zeros((BLOCKS, 2 * max(attention, state)), np.uint8)
+    case.dst["attention"] = {0: pool[:, :attention], 1: pool[:, attention : 2 * attention]}
+    cells = BLOCKS if at + state <= pool.shape[1] else BLOCKS - 1
+    flat = pool.reshape(-1)[at:]
+    case.dst["state"] = {2: np.lib.stride_tricks.as_strided(flat, (cells, state), (pool.shape[1], 1))}
+    return pool
+
+
+def test_groups_of_one_pool(case: Case) -> None:
+    wanted = case.expected()
+    pooled(case)
+    move = case.bind()
+    move(case.blocks)
+    for name, (_, ids) in case.blocks.items():
+        for layer, pages in case.dst[name].items():
+            assert (pages[ids] == wanted[name][layer][ids]).all()
+    packed = move.pack(case.blocks | {"state": ([4], None)})
+    case.bind().unpack(packed, case.blocks)
+
+
+def test_kvl606_a_block_of_two_groups(case: Case) -> None:
+    pool = pooled(case)
+    move, blocks = case.bind(), case.blocks | {"state": ([4], [5])}
+    assert "group 'state'" in refused("KVL606", lambda: move(blocks))
+    assert "block 5" in refused("KVL606", lambda: move.unpack({}, blocks))
+    assert "block 5" in refused("KVL606", lambda: move(blocks, (8, 16)))
+    assert not pool.any()
+    move(blocks, (0, 8))  # block 5 of attention is not reached
+    assert pool[2].any() and pool[5].any()
+    move.pack(blocks)
+
+
+def test_kvl603_a_pool_of_other_cells(case: Case) -> None:
+    pool = pooled(case, at=case.dst["attention"][0].shape[1] * 2 - 1)  # one byte of a cell, and then of the next one
+    refused("KVL603", case.bind)
+    case.dst["state"] = {2: pool.reshape(-1)[: 3 * case.dst["state"][2].shape[1]]}  # of another stride
+    refused("KVL603", case.bind)
+    assert not pool.any()
+
+
 @pytest.mark.parametrize(
     ("blocks", "code", "said"),
     [

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvlayout.emit import regions
-from kvlayout.emit.regions import Region, clash, flat, region
+from kvlayout.emit.regions import Named, Region, clashes, flat, region, same_cells
 from kvlayout.errors import SubmitError
 
 PAGE = 16
@@ -345,6 +345,11 @@ def named(word: str, regions: Sequence[Region]) -> list[tuple[str, Region]]:
     return [(f"{word}{index}", each) for index, each in enumerate(regions)]
 
 
+def clash(written: Sequence[Named], read: Sequence[Named]) -> tuple[str, str] | None:
+    """The names of one pair, where there is any."""
+    return next(((one[0], other[0]) for one, other, _ in clashes(written, read)), None)
+
+
 class TestClash:
     @given(small_regions(), small_regions())
     def test_two_regions_clash_when_they_share_a_byte(self, a: Region, b: Region) -> None:
@@ -362,8 +367,22 @@ class TestClash:
             for other, another in writes + reads
             if name != other and touched(each) & touched(another)
         }
-        found = clash(writes, reads)
-        assert found in pairs if pairs else found is None
+        found = [((one[0], other[0]), both) for one, other, both in clashes(writes, reads)]
+        assert {frozenset(pair) for pair, _ in found} == {frozenset(pair) for pair in pairs}
+        assert len(found) == len({frozenset(pair) for pair in pairs})
+        assert all(pair[0][0] == "w" and both == (pair[1][0] == "w") for pair, both in found)
+
+    @given(small_regions(), small_regions())
+    def test_of_the_same_cells_only_equal_rows_meet(self, a: Region, b: Region) -> None:
+        meeting = {
+            (i, j)
+            for i in range(a.rows)
+            for j in range(b.rows)
+            if touched(Region(a.address + i * a.stride, 1, a.nbytes, a.nbytes, None))
+            & touched(Region(b.address + j * b.stride, 1, b.nbytes, b.nbytes, None))
+        }
+        if same_cells(a, b):
+            assert all(i == j for i, j in meeting)
 
     @given(st.integers(1, 6), st.integers(1, 9), st.integers(1, 8), st.integers(0, 3), st.data())
     def test_layers_that_alternate_share_nothing(

@@ -135,7 +135,7 @@ def test_moved_pages_are_those_that_vllm_would_write(
     orient(dst_conv)
     dst = read(targets[0].config, targets[0].cache)
     to = [block + 4 for block in BLOCKS]
-    for group in src.spec.groups:  # one at a time: in vLLM's buffer they lie over each other
+    for group in src.spec.groups:  # one at a time, so that equal block ids do
         plan = kvlayout.slice_for_tp_transfer(src.spec, src.engine, dst.engine, dst_spec=dst.spec, group=group.name)
         if plan.group(group.name).src_blocks != plan.group(group.name).dst_blocks:
             assert name == "gemma4" and group.name.startswith("sliding"), "whose block depends on tp; see below"
@@ -159,6 +159,41 @@ def test_moved_pages_are_those_that_vllm_would_write(
             kvlayout.bind(plan, dst_rank=rank, src=rows, dst=into)({group.name: (np.array(BLOCKS), np.array(to))})
             assert torch.equal(buffer(made), meant[rank]), (group.name, rank)
             assert meant[rank].any()
+
+
+@pytest.mark.parametrize(("src_tp", "dst_tp"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize("name", ["gemma3", "granitemoehybrid", "qwen3_next", "kimi_linear"])
+def test_all_groups_move_at_once_through_one_pool(
+    name: str, src_tp: int, dst_tp: int, side: Callable[..., Any]
+) -> None:
+    """In vLLM's buffer the pages of all groups lie over each other: a block is one group's. A call moves them all."""
+    sources = [side(name, tp=src_tp, rank=rank, max_model_len=1024) for rank in range(src_tp)]
+    targets = [side(name, tp=dst_tp, rank=rank) for rank in range(dst_tp)]
+    src, dst = read(sources[0].config, sources[0].cache), read(targets[0].config, targets[0].cache)
+    plan = kvlayout.slice_for_tp_transfer(src.spec, src.engine, dst.engine, dst_spec=dst.spec)
+    blocks = {}
+    for made in (*sources, *targets):
+        buffer(made)[:] = 0
+    for number, group in enumerate(plan.groups):
+        first = 1 + number * max(group.src_blocks, group.dst_blocks)
+        ids = tuple(np.arange(first, first + count) for count in (group.src_blocks, group.dst_blocks))
+        blocks[group.name] = ids
+        layers = [layer for layer, (of, _) in src.layers.items() if of == group.name]
+        for cache, side_, numbers in ((src, sources, ids[0]), (dst, targets, ids[1])):
+            if group.src_blocks == group.dst_blocks:
+                for rank, made in enumerate(side_):
+                    for seed, layer in enumerate(layers):
+                        store(made, cache, layer, rank, numbers.tolist(), seed)
+    meant = [buffer(made).clone() for made in targets]
+    rows = {rank: page_rows(src, rank, made.views) for rank, made in enumerate(sources)}
+    for rank, made in enumerate(targets):
+        buffer(made)[:] = 0
+        move = kvlayout.bind(plan, dst_rank=rank, src=rows, dst=page_rows(dst, rank, made.views), null_blocks=(0, 0))
+        move(blocks)
+        assert torch.equal(buffer(made), meant[rank]) and meant[rank].any()
+        one, other, *_ = blocks
+        with pytest.raises(kvlayout.SubmitError, match="KVL606"):
+            move({**blocks, one: (blocks[one][0], blocks[other][1][: len(blocks[one][1])])})
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
