@@ -4,8 +4,9 @@
 
 1. Plans a second: every shipped model, every ordered pair of its tensor-parallel sizes, cold (nothing remembered).
 2. The same plan over pages of 64 KB and of 64 GB.
-3. `python -m kvlayout verify` over all shipped specs, cold, wall time.
-4. A peer: Mooncake's reshard planner on a KV-shaped array, heads tp=8 -> tp=4, beside ours. `--peer` names an
+3. A deep model between many ranks and few: 94 layers, tp=64 and tp=8, from the spec to the proved plan.
+4. `python -m kvlayout verify` over all shipped specs, cold, wall time.
+5. A peer: Mooncake's reshard planner on a KV-shaped array, heads tp=8 -> tp=4, beside ours. `--peer` names an
    interpreter that has `mooncake-transfer-engine` (default: this one). The peer plans and has no separate proof. Ours
    plans and proves: once with all layers in one group, which share a plan, and once with each layer in a group of its
    own, which is how the peer sees them.
@@ -120,6 +121,16 @@ def page_sizes(repeats: int) -> None:
     print(f"  64 GB : 64 KB  compile {ratios[0]:.2f}, prove {ratios[1]:.2f}")
 
 
+def many_ranks(repeats: int) -> None:
+    path = specs_dir() / "models" / "qwen3-235b-a22b.yaml"
+    layers = kvlayout.load(path).num_layers
+    print(f"{layers} layers, spec read, plan compiled and proved (median of {repeats}, nothing remembered)")
+    for src, dst in ((64, 8), (8, 64)):
+        sides = kvlayout.Engine(tp=src), kvlayout.Engine(tp=dst, order="NHD")
+        taken = seconds(lambda sides=sides: check_plan(plan_pair(kvlayout.load(path), *sides)), repeats)
+        print(f"  tp={src} -> tp={dst}  {1e3 * taken:6.1f} ms")
+
+
 def command_line(repeats: int) -> None:
     command = [sys.executable, "-m", "kvlayout", "verify"]
     times, last = [], ""
@@ -185,6 +196,8 @@ def main() -> None:
     plans_per_second(arguments.repeats)
     print()
     page_sizes(200 * arguments.repeats)
+    print()
+    many_ranks(20 * arguments.repeats)
     print()
     command_line(max(3, arguments.repeats))
     print()
