@@ -19,7 +19,7 @@ from kvlayout.spec.model import Spec, load_spec, spec_of_format
 from kvlayout.spec.source import read_source
 from kvlayout.verify.check import Checker
 
-__all__ = ["Job", "Sweep", "files_of", "kind_of"]
+__all__ = ["Job", "Sweep", "files_of", "kind_of", "shipped_engines"]
 
 DEFAULT_TP = (1, 2, 4, 8)
 
@@ -41,11 +41,13 @@ class Job:
 
 @dataclass(slots=True)
 class Sweep:
-    """Collects a report. `sources`, `destinations`: engines asked for; empty means the defaults. `tp`: their sizes."""
+    """Collects a report. `sources`, `destinations`: engines asked for; empty means the defaults. `tp`: their sizes.
+    `besides`: engines that models meet besides the defaults, where they can."""
 
     sources: tuple[Engine, ...] = ()
     destinations: tuple[Engine, ...] = ()
     tp: tuple[int, ...] = ()
+    besides: tuple[Engine, ...] = ()
     report: Report = field(default_factory=Report)
     skipped: list[Problem] = field(default_factory=list)
     engines_only: bool = True
@@ -151,7 +153,7 @@ class Sweep:
         self.engines_only = False
         self.report.specs += 1
         if kind == "model":
-            yield self.job(path, load_spec(path))
+            yield from self._with_besides(self.job(path, load_spec(path)))
         else:
             loaded = load_format(path)
             if not loaded.file.examples:
@@ -167,6 +169,31 @@ class Sweep:
         sources = self.sources or self._default_engines(spec)
         destinations = self.destinations or self._default_engines(spec)
         return Job(path, spec, sources, destinations)
+
+    def _with_besides(self, job: Job) -> Iterator[Job]:
+        """The job, joined by the engines of `besides` that hold other pages than its own engines. Values are never
+        converted, so engines of another cache dtype meet each other alone."""
+        if not self.besides:
+            yield job
+            return
+
+        def pages(engine: Engine) -> tuple[int, ...]:
+            return tuple(id(job.spec.page(group, engine)) for group in job.spec.groups)
+
+        planner = Planner()
+        loads = [engine for engine in job.sources if self._loads(job.spec, engine, planner) is None]
+        known = {pages(engine) for engine in loads}
+        by_dtype: dict[str, tuple[Engine, ...]] = {"auto": job.sources}
+        for engine in self.besides:
+            try:
+                if self._loads(job.spec, engine, planner) is not None:
+                    continue
+            except SpecError:
+                continue  # it speaks of groups or parameters that other models have
+            if engine.pp * engine.pcp * engine.dcp > 1 or pages(engine) not in known:
+                by_dtype[engine.kv_dtype] = (*by_dtype.get(engine.kv_dtype, ()), engine)
+        for engines in by_dtype.values():
+            yield replace(job, sources=engines, destinations=engines)
 
     def _default_engines(self, spec: Spec) -> tuple[Engine, ...]:
         engines: list[Engine] = []
@@ -214,6 +241,11 @@ def files_of(paths: Sequence[str]) -> list[Path]:
         else:
             files.append(path)
     return files
+
+
+def shipped_engines() -> tuple[Engine, ...]:
+    """The engines of `specs/engines`."""
+    return tuple(Engine.load(path) for path in sorted((specs_dir() / "engines").glob("*.yaml")))
 
 
 def _is_ours(path: Path) -> bool:

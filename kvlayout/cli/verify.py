@@ -39,9 +39,10 @@ def verify_command(
     """Prove model specs and formats between engines, and check plan artifacts.
 
     PATHS are model specs, formats (their examples), artifacts, or folders of them; without one, the shipped specs.
-    Engines are `key=value,...` or YAML files; where none is given, each tp of the spec in both orders is one.
+    Engines are `key=value,...` or YAML files; where none is given, each tp of the spec in both orders is one, and the
+    shipped models also meet the shipped engines.
     """
-    from kvlayout.cli.sweep import Sweep, files_of
+    from kvlayout.cli.sweep import Sweep, files_of, shipped_engines
     from kvlayout.spec.engine import Engine
 
     started = time.monotonic()
@@ -49,6 +50,8 @@ def verify_command(
         tuple(Engine.read(each) for each in sources), tuple(Engine.read(each) for each in destinations), _sizes(sizes)
     )
     files = files_of(paths)
+    if not (paths or sources or destinations or sizes):
+        sweep.besides = shipped_engines()
     if not files:
         raise click.UsageError("there is nothing to verify in " + ", ".join(paths))
     if sources and destinations and sizes is not None:

@@ -13,6 +13,7 @@ import pytest
 
 from kvlayout.cli import main
 from kvlayout.cli.schema import schema_of
+from kvlayout.cli.sweep import Sweep, shipped_engines
 from kvlayout.data import specs_dir
 
 NEXT = str(specs_dir() / "models" / "qwen3-next-80b-a3b.yaml")
@@ -132,15 +133,34 @@ class TestVerify:
         code, report = run.json("verify", NEXT, QWEN)
         assert code == 0
         jsonschema.Draft202012Validator(schema_of("verify")).validate(report)
-        # Four sizes in two orders against each other, for either model.
-        assert (report["specs"], report["pairs"]) == (2, 128)
+        # Four sizes of one model and five of the other, in two orders, against each other.
+        assert (report["specs"], report["pairs"]) == (2, 64 + 100)
         verdicts = ("proved", "refuted", "unproved", "refused", "unloadable")
         assert report["pairs"] == sum(report[name] for name in verdicts) == report["proved"]
         assert 0 < report["plans"] <= report["pairs"]
 
     def test_a_spec_without_order_meets_each_size_once(self, run: Run) -> None:
-        _, report = run.json("verify", str(specs_dir() / "models" / "falcon-mamba-7b.yaml"))
+        _, report = run.json("verify", str(specs_dir() / "models" / "mamba-codestral-7b.yaml"))
         assert report["pairs"] == 16
+
+    @pytest.mark.parametrize(
+        ("name", "besides"),
+        [
+            ("qwen3-next-80b-a3b", "block=64,order=LBNHC|kv_packing=planes|pp=2|conv=SD|spec_tokens=2"),
+            ("deepseek-v3", "dcp=2,interleave=16|block=64,order=LBNHC|pp=2"),
+            ("llama-3.1-8b-nvfp4", "block=64,order=LBNHC|pp=2|scale_layout=sm100"),
+        ],
+    )
+    def test_shipped_models_meet_shipped_engines(self, name: str, besides: str) -> None:
+        """Those that hold other pages than engines of the spec's sizes; another cache dtype meets itself alone."""
+        path = specs_dir() / "models" / f"{name}.yaml"
+        (alone,) = Sweep().jobs([path])
+        first, second = Sweep(besides=shipped_engines()).jobs([path])
+        assert first.sources[: len(alone.sources)] == alone.sources and first.destinations == first.sources
+        found = {str(engine) for engine in first.sources[len(alone.sources) :]}
+        assert len(found) == len(besides.split("|"))
+        assert all(any(words in engine for engine in found) for words in besides.split("|"))
+        assert [str(engine) for engine in second.sources] == ["tp=4,kv_dtype=fp8"]
 
     def test_sizes_that_do_not_load_are_counted_and_listed_with_v(self, run: Run, spec_file: Path) -> None:
         code, report = run.json("verify", str(spec_file), "--tp", "1,2,4")

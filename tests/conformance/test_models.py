@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from golden.models_page import trees
 
 import kvlayout
 from kvlayout.data import specs_dir
-from kvlayout.ir import span
+from kvlayout.ir import leaves, span
 from kvlayout.spec.engine import Engine
 from kvlayout.spec.source import read_source
 
@@ -61,6 +63,11 @@ TOKEN_BYTES = {
 """Bytes of a token in a layer on one rank: KV heads times K and V sizes, or the row, of each model's config.json."""
 
 
+def test_there_are_many_models_of_many_shapes() -> None:
+    assert len(MODELS) >= 60
+    assert len(trees(MODELS)) >= 40
+
+
 @pytest.mark.parametrize("path", MODELS, ids=NAMES)
 def test_a_model_loads_and_names_its_source(path: Path) -> None:
     source = read_source(path)
@@ -93,7 +100,9 @@ def test_every_listed_pair_is_proved(path: Path, size: Size) -> None:
             for group in found.groups:
                 entries = list(found.entries(group.name))
                 assert [entry.rank for entry in entries] == list(range(dst))
-                assert {entry.payload_bytes for entry in entries} == {entries[0].page_bytes}
+                counts = ((leaf.nbytes, *(digit[2] for digit in leaf.digits)) for leaf in leaves(group.dst.tree))
+                payload = sum(map(prod, counts))
+                assert {entry.payload_bytes for entry in entries} == {payload}
 
 
 @pytest.mark.parametrize("name", STATE_BYTES)

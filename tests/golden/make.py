@@ -8,6 +8,7 @@ the page of rules is rendered from the registry. `python tests/golden/make.py` r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import jinja2
@@ -108,7 +109,12 @@ def model_golden(path: Path) -> str:
 
 
 def _layers(layers: tuple[int, ...]) -> str:
-    return ", ".join(str(layer) for layer in layers)
+    """Layers in a line: equal steps as `first, second ... last`, others one by one, neighbours as `first-last`."""
+    steps = {later - layer for layer, later in pairwise(layers)}
+    if len(layers) > 3 and len(steps) == 1 and steps != {1}:
+        return f"{layers[0]}, {layers[1]} ... {layers[-1]}"
+    rows = [list(row) for _, row in groupby(enumerate(layers), lambda each: each[1] - each[0])]
+    return ", ".join(str(row[0][1]) if len(row) == 1 else f"{row[0][1]}-{row[-1][1]}" for row in rows)
 
 
 if __name__ == "__main__":

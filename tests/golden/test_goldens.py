@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from golden.formats_page import PAGE, page
+from golden import formats_page, models_page
 from golden.make import HERE, KERNEL_RUNS, KERNELS, RULES_PAGE, goldens
 
 from kvlayout.emit.kernels import render
@@ -21,10 +22,17 @@ def test_page_is_the_reviewed_one(path: Path, text: str) -> None:
     assert text == path.read_text(), "run .ci/regenerate and review the difference"
 
 
-def test_the_page_of_formats_is_that_of_the_specs() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert page(text) == text, "run .ci/regenerate and review the difference"
-    assert "[`sglang_mha`](../specs/formats/sglang_mha.yaml) | SGLang's grouped-query attention" in text
+@pytest.mark.parametrize(
+    ("made", "row"),
+    [
+        (formats_page, "[`sglang_mha`](../specs/formats/sglang_mha.yaml) | SGLang's grouped-query attention"),
+        (models_page, "[Qwen/Qwen3-8B](../specs/models/qwen3-8b.yaml) | `attention`: all 36, `gqa`: num_kv_heads 8, "),
+    ],
+)
+def test_a_page_of_tables_is_that_of_the_specs(made: Any, row: str) -> None:
+    text = made.PAGE.read_text(encoding="utf-8")
+    assert made.page(text) == text, "run .ci/regenerate and review the difference"
+    assert row in text
 
 
 def test_no_golden_is_left_behind() -> None:

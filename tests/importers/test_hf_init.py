@@ -25,7 +25,7 @@ class TestPrinted:
         assert printed.out.startswith(text)
         rest = printed.out.removeprefix(text).strip().splitlines()
         counts = "64 proved, 0 refuted, 0 unproved, 0 refused, 0 unloadable"
-        assert rest[0] == f"# 1 spec, 64 engine pairs, 64 different plans: {counts}"
+        assert rest[0] == f"# 1 spec, 64 engine pairs, 54 different plans and 10 identities: {counts}"
         assert all(line.startswith("#") for line in rest)
         assert "# Qwen/Qwen3-0.6B on tp=1" in rest
         assert "# group attention: page of 65536 bytes, 65536 payload, 0 padding, 16 tokens a block" in rest

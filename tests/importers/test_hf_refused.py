@@ -189,6 +189,13 @@ CONTRADICTIONS = [
     ("bailing_hybrid", {"architectures": ["Other"]}, "architectures", "BailingMoeV3ForCausalLM"),
     ("deepseek_v32", {"index_topk_pattern": "FS"}, "index_topk_pattern", "expected 4; got 2"),
     ("nemotron_h", {"layers_block_type": ["mlp", "moe"]}, "", "no layer keeps anything"),
+    ("nemotron-nas", {"block_configs": [{}]}, "block_configs", "expected 6 entries; got 1"),
+    ("nemotron-nas", {"num_hidden_layers": 1, "block_configs": [{"attention": {"n_heads_in_group": 3}}]},
+     "block_configs/0/attention/n_heads_in_group", "8 heads do not make whole groups of 3"),
+    ("minimax_m3", {"sparse_attention_config": {"sparse_attention_freq": [1]}},
+     "sparse_attention_config/sparse_attention_freq", "expected 4 entries; got 1"),
+    ("deepseek_v4", {"head_dim": 256}, "head_dim", "expected 512; got 256"),
+    ("deepseek_v4", {"compress_ratios": [0, 4]}, "compress_ratios", "expected 43; got 2"),
 ]  # fmt: skip
 
 
@@ -214,6 +221,10 @@ def test_fields_at_odds(kind: str, fields: dict[str, Any], pointer: str, said: s
         ("gemma4", {"text_config": {"num_kv_shared_layers": 30}}, "text_config/num_kv_shared_layers"),
         ("falcon", {"multi_query": "yes"}, "multi_query"),
         ("mamba", {"conv_kernel": 1}, "conv_kernel"),
+        ("nemotron-nas", {"block_configs": [0]}, "block_configs/0"),
+        ("minimax_m3", {"sparse_attention_config": {"sparse_attention_freq": [0, 2, 0, 0]}},
+         "sparse_attention_config/sparse_attention_freq/1"),
+        ("deepseek_v4", {"compress_ratios": [8] * 44}, "compress_ratios/0"),
     ],
 )  # fmt: skip
 def test_words_and_layers_that_do_not_exist(kind: str, fields: dict[str, Any], where: str) -> None:

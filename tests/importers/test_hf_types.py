@@ -29,6 +29,12 @@ EXPECTED = {
     "deepseek_v2": "attention: mla 4 512 64",
     "deepseek_v3": "attention: mla 4 512 64",
     "deepseek_v32": "attention: mla_fp8_ds 4 512 64 | indexer: indexer_fp8 4 128",
+    # 43 layers: two windows alone, then 4 and 128 in turn; the 44th entry is of the draft layer
+    "deepseek_v4": (
+        "sliding: dsv4_fp8 43  | compressed_4: dsv4_fp8 21 4 | compressed_128: dsv4_fp8 20 128 | "
+        "indexer: indexer_fp8 21 128 4 576 | compressor_4: dsv4_compressor 21 512 4 576 | "
+        "compressor_128: dsv4_compressor 20 512 128 576 | indexer_compressor: dsv4_compressor 21 128 4 576"
+    ),
     "deepseek_vl_v2": "attention: mla 4 512 64",
     "falcon": "attention: gqa 32 1 64",
     "falcon-40b": "attention: gqa 60 8 64",
@@ -44,6 +50,7 @@ EXPECTED = {
     # with an offset of 3 layers 0 to 2 have indexers, and then every fourth
     "glm_moe_dsa": "attention: mla_fp8_ds 78 512 64 | indexer: indexer_fp8 21 128",
     "gpt_bigcode": "attention: gqa 4 1 64",
+    "gpt_neox": "attention: gqa 4 8 64",
     "gpt_oss": "attention: gqa [1, 3, 5] 2 64 | sliding: gqa [0, 2, 4] 2 64",
     "granite": "attention: gqa 4 2 64",
     "granitemoehybrid": "attention: gqa [1] 2 64 | state: mamba2 [0, 2, 3] 16 64 1 64 4",
@@ -58,12 +65,15 @@ EXPECTED = {
     "llama4_text": "attention: gqa [2, 6] 2 128 | chunked: gqa [0, 1, 3, 4, 5, 7] 2 128",
     "mamba": "state: mamba1 64 5120 16 4",
     "mamba2": "state: mamba2 4 16 64 2 64 4",
+    "mimo": "attention: gqa 4 2 64",
     "mimo_v2": "attention: gqa [0, 3] 2 192 128 | sliding: gqa [1, 2] 4 192 128",
     # the class's layers alternate, beginning with a full one
     "minimax": "attention: gqa [0, 2] 2 64 | state: linear [1, 3] 8 64",
+    "minimax_m3": "attention: gqa 4 2 128 | indexer: indexer_m3 [1, 2] 64",
     "minimax_text_01": "attention: gqa [3] 2 128 | state: linear [0, 1, 2] 8 128",
     "mistral": "attention: gqa 36 8 128",
     "mixtral": "attention: gqa 4 2 64",
+    "nemotron-nas": "heads_2: gqa [0, 5] 2 64 | heads_4: gqa [2] 4 64 | heads_2_64: gqa [3] 2 64",
     "nemotron_h": "attention: gqa [2] 2 128 | state: mamba2 [0, 4] 16 64 2 64 4",
     "olmo3": "attention: gqa [3] 8 64 | sliding: gqa [0, 1, 2] 8 64",
     # 3/4 of 3840 over 30 heads, and v twice as wide
@@ -78,11 +88,13 @@ EXPECTED = {
     "qwen3_moe": "attention: gqa 4 2 128",
     "qwen3_next": "attention: gqa [3] 2 128 | state: gdn [0, 1, 2] 4 8 64 64 4",
     "starcoder2": "attention: gqa 4 2 64",
+    "step3p7": "attention: gqa [0, 3] 2 64 | sliding: gqa [1, 2] 2 64",
     # twice 3584 over 32 heads; every layer has a state
     "zamba2": "attention: gqa 13 32 224 | state: mamba2 81 112 64 2 64 4",
 }
-WINDOWS = {"cohere2": 4096, "gemma2": 4096, "gemma3_text": 512, "gemma4": 512, "gpt_oss": 128, "llama4_text": 1024,
-           "mimo_v2": 128, "mistral": 32768, "olmo3": 4096, "qwen2": 256}  # fmt: skip
+WINDOWS = {"cohere2": 4096, "deepseek_v4": (8, 128), "gemma2": 4096, "gemma3_text": 512, "gemma4": 512,
+           "gpt_oss": 128, "llama4_text": 1024, "mimo_v2": 128,
+           "mistral": 32768, "nemotron-nas": 64, "olmo3": 4096, "qwen2": 256, "step3p7": 512}  # fmt: skip
 SSM_DTYPES = {"nemotron_h": "float32", "qwen3_5": "float32", "qwen3_5_moe": "float32", "kimi_linear": "float32",
               "bailing_hybrid-3": "float32"}  # fmt: skip
 TYPES = sorted(path.stem.removeprefix("type-") for path in CONFIGS.glob("type-*.json"))
@@ -115,7 +127,8 @@ def test_a_model_type_gives_its_groups(kind: str) -> None:
     spec = kvlayout.from_hf(CONFIGS / f"type-{kind}.json")
     assert summary(spec) == EXPECTED[kind]
     windows = {group.window for group in spec.groups} - {None}
-    assert windows == ({WINDOWS[kind]} if kind in WINDOWS else set())
+    expected = WINDOWS.get(kind, ())
+    assert windows == ({expected} if isinstance(expected, int) else set(expected))
     dtypes = {group.params["ssm_dtype"] for group in spec.groups if "ssm_dtype" in group.params}
     assert dtypes <= {SSM_DTYPES.get(kind, "bfloat16")}
     others = {value for group in spec.groups for key, value in group.params.items() if key in ("dtype", "conv_dtype")}
@@ -222,6 +235,38 @@ class TestGemma4:
     def test_the_last_layer_is_full(self) -> None:
         types = ["sliding_attention"] * 12
         assert summary(kvlayout.from_hf({**self.CONFIG, "layer_types": types})).startswith("attention: gqa [11] 1 512")
+
+
+class TestDeepSeekV4:
+    CONFIG = json.loads((CONFIGS / "type-deepseek_v4.json").read_text())
+
+    def test_pages_as_vllm_sizes_them(self) -> None:
+        spec = kvlayout.from_hf(self.CONFIG)
+        sizes = {group.name: spec.page(group, kvlayout.Engine()).nbytes for group in spec.groups}
+        # 64 rows of 584, rounded to 576: what the compressors' pages of 4 and 8 tokens fit into
+        assert sizes == {
+            "sliding": 37440, "compressed_4": 37440, "compressed_128": 1728, "indexer": 8640, "compressor_4": 32832,
+            "compressor_128": 32832, "indexer_compressor": 8640,
+        }  # fmt: skip
+
+    def test_layer_types_say_the_same(self) -> None:
+        words = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
+        config = {name: value for name, value in self.CONFIG.items() if name != "compress_ratios"}
+        other = kvlayout.from_hf({**config, "layer_types": [words[each] for each in self.CONFIG["compress_ratios"]]})
+        assert same(other, kvlayout.from_hf(self.CONFIG))
+
+    @pytest.mark.parametrize(
+        ("fields", "said"),
+        [
+            ({"compress_ratios": [0, 8]}, "config#/compress_ratios/1: KVL162: .* expected one of 0, 1, 4, 128; got 8"),
+            ({"compress_ratios": [0, 4]}, "config#/compress_ratios: KVL164: .* expected 43; got 2"),
+            ({"compress_ratios": None}, "KVL163: field 'compress_ratios'"),
+            ({"head_dim": 256}, "config#/head_dim: KVL164: .* expected 512; got 256"),
+        ],
+    )
+    def test_what_no_format_holds(self, fields: dict[str, object], said: str) -> None:
+        with pytest.raises(SpecError, match=said):
+            kvlayout.from_hf({**self.CONFIG, **fields})
 
 
 class TestIndexers:

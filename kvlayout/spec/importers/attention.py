@@ -7,13 +7,13 @@ from kvlayout.spec.importers.groups import (
     ATTENTION,
     Group,
     Kinds,
+    check_length,
     every,
     gqa,
     head_size,
     kinds_of,
     kv_heads,
     latent,
-    layer_count,
     numbered_kinds,
     of_kind,
     query_heads,
@@ -27,9 +27,9 @@ __all__ = [
     "latent_only",
     "llama4",
     "mimo_v2",
+    "nemotron_nas",
     "plain",
     "qwen",
-    "sparse_mla",
     "striped",
 ]
 
@@ -158,47 +158,29 @@ def latent_only(c: Config) -> list[Group]:
     return [latent(c, every(c))]
 
 
-def sparse_mla(c: Config) -> list[Group]:
-    """Latent attention over tokens that an indexer selects. Pages are packed fp8 rows, the only ones that kernels read.
-
-    Layers that use the selection of the layer before them have no indexer.
-    """
-    count = layer_count(c)
-    rows = latent(c, every(c))
-    dims = {name: fact for name, fact in rows.params.items() if name != "dtype"}
-    note = "Served with fp8 rows; kv_dtype=bfloat16 on both engines gives plain ones."
-    indexed, width = _indexed(c, count.value), c.number("index_head_dim")
-    return [
-        rows._replace(format="mla_fp8_ds", params=dims, note=note),
-        Group(
-            "indexer",
-            "indexer_fp8",
-            indexed.layers(ATTENTION),
-            indexed.origin,
-            {"head_dim": width},
-        ),
-    ]
-
-
-def _indexed(c: Config, count: int) -> Kinds:
-    """The layers with an indexer of their own, as vLLM reads them."""
-    kinds = {"F": ATTENTION, "S": "", "full": ATTENTION, "shared": ""}
-    for name in ("indexer_types", "index_topk_pattern"):
-        if isinstance(c.given.get(name), str):
-            word = c.word(name)
-            words = list(word.value) if word is not None else None
-        else:
-            words = c.words(name)
-        if words is not None:
-            for index, word_ in enumerate(words):
-                if word_ not in kinds:
-                    c.not_one_of((name, index), kinds, word_)
-            if len(words) < count:
-                c.refuse((name,), f"'{name}' speaks of too few layers", expected=f"{count}", got=f"{len(words)}")
-            return Kinds([kinds[word_] for word_ in words[:count]], name)
-    step = c.maybe_number("index_topk_freq")
-    if step is None or step.value == 1:
-        return every(c)
-    offset = c.maybe_number("index_skip_topk_offset", low=0)
-    skipped = offset.value if offset is not None else 2
-    return of_kind(c, lambda i: "" if max(i - skipped + 1, 0) % step.value else ATTENTION, "index_topk_freq")
+def nemotron_nas(c: Config) -> list[Group]:
+    """Each layer of a searched model has as many KV heads as suited it, or none: such layers keep nothing."""
+    heads, size = query_heads(c), head_size(c)
+    blocks = c.objects("block_configs")
+    if blocks is None:
+        c.missing("block_configs", "a list with an object for each layer")
+    check_length(c, "block_configs", len(blocks))
+    kinds = []
+    for block in blocks:
+        own = block.inner("attention")
+        if own is None:
+            block.missing("attention", "an object")
+        if own.flag("no_op", False) or own.flag("replace_with_linear", False):
+            kinds.append("")
+            continue
+        shared, given = own.number("n_heads_in_group", high=heads.value), own.maybe_number("window_length")
+        if heads.value % shared.value:
+            own.refuse(("n_heads_in_group",), f"{heads.value} heads do not make whole groups of {shared.value}")
+        kinds.append(f"heads_{heads.value // shared.value}" + (f"_{given.value}" if given is not None else ""))
+    layers, origin = Kinds(kinds, "block_configs"), "num_attention_heads / n_heads_in_group"
+    found = []
+    for name in dict.fromkeys(kind for kind in kinds if kind):
+        kv, *width = map(int, name.split("_")[1:])
+        window = Fact(width[0], "window_length") if width else None
+        found.append(gqa(c, layers, name, heads=Fact(kv, origin), size=size, window=window))
+    return found if len(found) != 1 else [found[0]._replace(name=ATTENTION)]

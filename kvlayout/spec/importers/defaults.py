@@ -40,6 +40,7 @@ DEFAULTS: Mapping[str, Defaults] = {
     "deepseek_v2": _mla(4096, 32, 32),
     "deepseek_v3": _mla(7168, 61, 128),
     "deepseek_v32": _mla(7168, 61, 128, index_head_dim=128),
+    "deepseek_v4": _sizes(4096, 43, 64, head_dim=512, sliding_window=128, index_head_dim=128),
     "ernie4_5": _sizes(1024, 18, 16, num_key_value_heads=2, head_dim=128),
     "ernie4_5_moe": _sizes(2560, 28, 20, num_key_value_heads=4),
     "falcon": _sizes(4544, 32, 71),

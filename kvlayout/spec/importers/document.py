@@ -22,8 +22,8 @@ from kvlayout.errors import SpecError, one_of, problem, shown
 
 __all__ = ["MAX_BYTES", "MAX_DEPTH", "MAX_LAYERS", "Config", "Fact", "read_config"]
 
-MAX_BYTES = 2 * 1024 * 1024
-"""The largest config, ten times what quantisers write."""
+MAX_BYTES = 16 * 1024 * 1024
+"""The largest config. Quantisers write lists of the layers that they leave out, of 3 MB in one that is published."""
 MAX_DEPTH = 64
 MAX_LAYERS = 100_000
 MAX_NUMBER = 2**31
@@ -91,6 +91,19 @@ class Config:
         if not isinstance(value, dict):
             self._wrong((name,), "an object", value)
         return Config(value, self.file, f"{self.pointer}/{name}", self, used=self.used)
+
+    def objects(self, name: str) -> list[Config] | None:
+        """The objects in a list, if it is given."""
+        entries = self._list(name)
+        if entries is None:
+            return None
+        for index, entry in enumerate(entries):
+            if not isinstance(entry, dict):
+                self._wrong((name, index), "an object", entry)
+        return [
+            Config(entry, self.file, f"{self.pointer}/{name}/{index}", self, used={})
+            for index, entry in enumerate(entries)
+        ]
 
     def number(self, *names: str, low: int = 1, high: int = MAX_NUMBER) -> Fact[int]:
         """The first of these fields that is given, as an integer within bounds. SpecError without one."""

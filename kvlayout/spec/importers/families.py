@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from kvlayout.spec.importers import attention, hybrid
+from kvlayout.spec.importers import attention, compressed, hybrid, sparse
 from kvlayout.spec.importers.document import Config
 from kvlayout.spec.importers.groups import Group
 
@@ -16,23 +16,26 @@ __all__ = ["FAMILIES", "Family", "family_name"]
 Family = Callable[[Config], list[Group]]
 
 _PLAIN = (
-    "apertus", "arcee", "cohere", "ernie4_5", "ernie4_5_moe", "gemma", "glm", "glm4", "glm4_moe", "granite",
-    "granitemoe", "internlm3", "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "olmo", "olmo2", "olmoe",
-    "phi", "phi3", "qwen3_vl_text", "qwen3_vl_moe_text", "seed_oss", "smollm3", "starcoder2",
+    "apertus", "arcee", "cohere", "ernie4_5", "ernie4_5_moe", "gemma", "glm", "glm4", "glm4_moe", "gpt_neox",
+    "granite", "granitemoe", "internlm3", "llama", "minimax_m2", "ministral3", "mistral", "mixtral", "olmo",
+    "olmo2", "olmoe", "phi", "phi3", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3", "starcoder2",
 )  # fmt: skip
 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(_PLAIN, attention.plain),
-    **dict.fromkeys(("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), attention.qwen),
+    **dict.fromkeys(("mimo", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), attention.qwen),
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), attention.qwen),
-    **dict.fromkeys(("cohere2", "gemma2", "gemma3_text", "gpt_oss", "olmo3"), attention.striped),
+    **dict.fromkeys(("cohere2", "gemma2", "gemma3_text", "gpt_oss", "olmo3", "step3p7"), attention.striped),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"), attention.latent_only),
-    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), attention.sparse_mla),
+    **dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), sparse.sparse_mla),
+    "deepseek_v4": compressed.deepseek_v4,
     "falcon": attention.falcon,
     "gemma4_text": attention.gemma4,
     "gpt_bigcode": attention.gpt_bigcode,
     "llama4_text": attention.llama4,
     **dict.fromkeys(("mimo_v2", "mimo_v2_flash"), attention.mimo_v2),
+    "minimax_m3": sparse.minimax_m3,
+    "nemotron-nas": attention.nemotron_nas,
     **dict.fromkeys(("mamba", "falcon_mamba"), hybrid.mamba1_only),
     "mamba2": hybrid.mamba2_only,
     "jamba": hybrid.jamba,
@@ -65,6 +68,7 @@ _SAME = {
     "RefinedWebModel": "falcon",
     "bailing_moe_v2_5": "bailing_hybrid",
     "minimax_m1_text": "minimax_m1",
+    "minimax_m3_vl": "minimax_m3",
     "MiniMaxText01": "minimax_text_01",
     "MiniMaxM1": "minimax_m1",
 }

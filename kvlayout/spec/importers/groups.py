@@ -11,6 +11,7 @@ __all__ = [
     "ATTENTION",
     "Group",
     "Kinds",
+    "check_length",
     "chosen_layers",
     "dtype_of",
     "every",
@@ -98,7 +99,7 @@ def kinds_of(c: Config, name: str = "layer_types", *, default: Callable[[], Kind
     for index, word in enumerate(words):
         if word not in _KINDS:
             c.not_one_of((name, index), _KINDS, word)
-    _check_length(c, name, len(words))
+    check_length(c, name, len(words))
     return Kinds([_KINDS[word] for word in words], name)
 
 
@@ -110,7 +111,7 @@ def numbered_kinds(c: Config, name: str, kinds: Mapping[int, str]) -> Kinds | No
     for index, number in enumerate(numbers):
         if number not in kinds:
             c.not_one_of((name, index), kinds, number)
-    _check_length(c, name, len(numbers))
+    check_length(c, name, len(numbers))
     return Kinds([kinds[number] for number in numbers], name)
 
 
@@ -131,8 +132,9 @@ def layer_count_outside(c: Config) -> int:
     return layer_count(c if c.outer is None or c.has("num_hidden_layers") else c.outer).value
 
 
-def _check_length(c: Config, name: str, length: int) -> None:
-    count = layer_count(c)
+def check_length(c: Config, name: str, length: int) -> None:
+    """SpecError unless a list has an entry for each layer."""
+    count = layer_count(c if c.outer is None or c.has("num_hidden_layers") else c.outer)
     if length != count.value:
         text = f"'{name}' speaks of another number of layers than '{count.origin.split(',')[0]}'"
         c.refuse((name,), text, expected=f"{count.value} entries", got=f"{length}")

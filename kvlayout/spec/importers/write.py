@@ -51,7 +51,8 @@ def _group(group: Group, total: int, counted: bool) -> list[str]:
     for word, fact in (("block", group.block), ("window", group.window)):
         if fact is not None:
             rows.append((f"    {word}: {fact.value}", fact.origin))
-    rows.append(("    params:", ""))
+    if group.params:
+        rows.append(("    params:", ""))
     rows += [(f"      {key}: {fact.value}", fact.origin) for key, fact in group.params.items()]
     head = [f"  # {line}" for line in wrap(group.note, WIDTH - 4)]
     return [*head, f"  {group.name}:", *_aligned(rows)]
