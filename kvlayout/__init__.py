@@ -18,12 +18,14 @@ if TYPE_CHECKING:
         layout_of,
         load,
         load_plan,
+        schedule,
         slice_for_tp_transfer,
     )
     from kvlayout.emit.bind import BoundMove, Kernel, bind, kernel
     from kvlayout.errors import ArtifactError, KvLayoutError, PlanRefused, Problem, SpecError, SubmitError
     from kvlayout.integrations.vllm import from_vllm
     from kvlayout.plan.identity import Layout
+    from kvlayout.plan.schedule import Schedule
     from kvlayout.plan.transfer import TransferPlan
     from kvlayout.spec.engine import Engine
     from kvlayout.spec.model import Spec
@@ -42,6 +44,7 @@ __all__ = [
     "Layout",
     "PlanRefused",
     "Problem",
+    "Schedule",
     "Spec",
     "SpecError",
     "SubmitError",
@@ -59,6 +62,7 @@ __all__ = [
     "layout_of",
     "load",
     "load_plan",
+    "schedule",
     "slice_for_tp_transfer",
     "tensor_table",
 ]
@@ -73,12 +77,14 @@ _HOMES = {
         "layout_of",
         "load",
         "load_plan",
+        "schedule",
         "slice_for_tp_transfer",
     ),
     "kvlayout.emit.bind": ("BoundMove", "Kernel", "bind", "kernel"),
     "kvlayout.errors": ("ArtifactError", "KvLayoutError", "PlanRefused", "Problem", "SpecError", "SubmitError"),
     "kvlayout.plan.identity": ("Layout",),
     "kvlayout.integrations.vllm.importer": ("from_vllm",),
+    "kvlayout.plan.schedule": ("Schedule",),
     "kvlayout.plan.transfer": ("TransferPlan",),
     "kvlayout.spec.engine": ("Engine",),
     "kvlayout.spec.model": ("Spec",),

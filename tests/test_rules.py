@@ -42,6 +42,7 @@ ELSEWHERE = {
     **dict.fromkeys((f"KVL60{n}" for n in range(1, 10)), "tests/emit/test_bind.py"),
     "KVL610": "tests/emit/test_bind.py",
     **dict.fromkeys(("KVL651", "KVL652"), "tests/emit/test_cache.py"),
+    "KVL310": "tests/api/test_schedules.py",
     "KVL510": "tests/api/test_tensors.py",
     **dict.fromkeys((f"KVL16{n}" for n in range(1, 6)), "tests/importers/test_hf_refused.py"),
     "KVL014": "tests/test_rules.py",

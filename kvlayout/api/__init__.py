@@ -2,6 +2,7 @@
 
 from kvlayout.api.answers import Comparison, compare, layout_of
 from kvlayout.api.plans import check, from_hf, load, load_plan, plan_pair, slice_for_tp_transfer
+from kvlayout.api.schedules import schedule
 from kvlayout.api.tensors import TensorSpec
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "load",
     "load_plan",
     "plan_pair",
+    "schedule",
     "slice_for_tp_transfer",
 ]

@@ -72,6 +72,13 @@ TABLE: tuple[Rule, ...] = (
         "them are not the sides of any transfer.",
     ),
     Rule(
+        "KVL310",
+        "a schedule that does not deliver its plans",
+        "Make the schedule again with kvlayout.schedule; do not edit schedules.",
+        "T3 speaks of a plan whose moves all happen, each once. A move that is not sent leaves a page as it was, one "
+        "that is sent twice writes a page that may be in use. Rounds let a rank have one transfer at a time.",
+    ),
+    Rule(
         "KVL390",
         "a piece cannot be proved right",
         "Compile the plan again; if it stays unproved, choose sizes whose digits nest, or report it.",
