@@ -41,6 +41,7 @@ RANGES = {
 ELSEWHERE = {
     **dict.fromkeys((f"KVL60{n}" for n in range(1, 10)), "tests/emit/test_bind.py"),
     "KVL610": "tests/emit/test_bind.py",
+    "KVL611": "tests/emit/test_describe.py",
     **dict.fromkeys(("KVL651", "KVL652"), "tests/emit/test_cache.py"),
     "KVL310": "tests/api/test_schedules.py",
     "KVL510": "tests/api/test_tensors.py",

@@ -21,7 +21,7 @@ from kvlayout.plan.artifact import Document, Group
 from kvlayout.plan.transfer import TransferPlan
 from kvlayout.verify.check import check_document
 
-__all__ = ["BoundMove", "Kernel", "bind", "kernel"]
+__all__ = ["BoundMove", "Kernel", "bind", "kernel", "pools_of", "proved", "received_by"]
 
 _proved: WeakValueDictionary[int, Document] = WeakValueDictionary()
 """Documents that were proved here, by identity: they are immutable, and what holds one may not be."""
@@ -56,26 +56,33 @@ def bind(
     Raises SubmitError for buffers that the plan may not be applied to, PlanRefused for a plan that is not proved,
     ValueError for another reader, number of threads or null blocks.
     """
-    _prove(plan)
+    proved(plan)
     if reader not in get_args(Reader):
         raise ValueError(f"no reader {reader!r}; there are {', '.join(get_args(Reader))}")
     if type(threads) is not int or not 1 <= threads <= MAX_THREADS:
         raise ValueError(f"threads={threads!r}; expected 1 to {MAX_THREADS}")
-    _check_nulls(null_blocks)
     if src is None and dst is None:
         raise SubmitError(problem("KVL601", "bind", "no buffers", expected="src, dst or both"))
-    received = [moves for group in plan.groups for moves in _moves(plan, group, dst_rank)]
-    groups = tuple(dict.fromkeys(moves.group.name for moves in received))
-    if src is not None and dst is None:
-        read = sorted({rank for moves in received for rank in moves.ranks})
-        given: Any = src
-        ranks = given if isinstance(given, Mapping) else {}
-        received = [part for moves in received if (part := moves.of_ranks(ranks)).pieces]
-        if not received:
-            expected = f"one of the source ranks that rank {dst_rank} reads: {', '.join(map(str, read))}"
-            raise SubmitError(problem("KVL601", "bind", "no buffer of the plan is given", expected=expected))
+    received = received_by(plan, dst_rank, src if dst is None else None, null_blocks)
+    groups = tuple(group.name for group in plan.groups if next(plan.entries(group.name, dst_rank), None) is not None)
     parts = [Part(moves, src, dst, null_blocks, by_layer=True) for moves in received]
-    return BoundMove(parts, groups, _pools(parts), threads, reader)
+    return BoundMove(parts, groups, pools_of(parts), threads, reader)
+
+
+def received_by(plan: TransferPlan, dst_rank: int, given: Any, null_blocks: Nulls) -> list[Moves]:
+    """The moves to a destination rank; `given`: from these source ranks alone. SubmitError for no such rank, or where
+    nothing is left; ValueError for other null blocks."""
+    _check_nulls(null_blocks)
+    received = [moves for group in plan.groups for moves in _moves(plan, group, dst_rank)]
+    if given is None:
+        return received
+    read = sorted({rank for moves in received for rank in moves.ranks})
+    ranks = given if isinstance(given, Mapping) else {}
+    found = [part for moves in received if (part := moves.of_ranks(ranks)).pieces]
+    if not found:
+        expected = f"one of the source ranks that rank {dst_rank} reads: {', '.join(map(str, read))}"
+        raise SubmitError(problem("KVL601", "bind", "no buffer of the plan is given", expected=expected))
+    return found
 
 
 def kernel(
@@ -87,7 +94,7 @@ def kernel(
     such group, rank or layer, or several entries, PlanRefused for a plan that is not proved, ValueError for other null
     blocks.
     """
-    _prove(plan)
+    proved(plan)
     _check_nulls(null_blocks)
     named = [each for each in plan.groups if each.name == group]
     if not named:
@@ -208,7 +215,7 @@ def _check_nulls(null_blocks: Any) -> None:
         raise ValueError(f"null_blocks={null_blocks!r}; expected (source id or None, destination id or None)")
 
 
-def _prove(plan: Any) -> None:
+def proved(plan: Any) -> None:
     """Only what is proved moves bytes, whoever made the object."""
     if not isinstance(plan, TransferPlan):
         raise TypeError(f"expected a TransferPlan, as kvlayout.load_plan gives one; got {type(plan).__name__}")
@@ -243,12 +250,12 @@ def _named(packed: Mapping[int, Region]) -> list[Named]:
     return [(f"packed bytes of source rank {rank}", each) for rank, each in packed.items()]
 
 
-def _pools(parts: list[Part]) -> Pools:
+def pools_of(parts: list[Part], *, one_space: bool = True) -> Pools:
     """Pairs of parts whose destination pages lie in the cells of one pool. SubmitError where a page that is written
-    shares bytes in another way."""
+    shares bytes in another way. `one_space`: source and destination addresses are of one memory."""
     owners = {id(each): index for index, part in enumerate(parts) if part.dst for each in part.dst.regions}
     found = set()
-    for one, other, both in clashes(_regions(parts, "dst"), _regions(parts, "src")):
+    for one, other, both in clashes(_regions(parts, "dst"), _regions(parts, "src") if one_space else []):
         pair = owners[id(one)], owners.get(id(other), -1)
         groups = [parts[index].moves.group.name for index in pair]
         if not both or groups[0] == groups[1] or not same_cells(one[1], other[1]):

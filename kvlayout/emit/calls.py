@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Call", "Nulls", "Part", "Reader", "Tokens", "run", "streams"]
+__all__ = ["Call", "Nulls", "Part", "Reader", "Take", "Tokens", "run", "streams"]
 
 Reader = Literal["any", "cpu", "device"]
 """Who reads the destination next: this CPU soon (stores stay in its caches), a device or another CPU (they go past
@@ -31,6 +32,9 @@ Tokens = tuple[int, int] | None
 
 Nulls = tuple[int | None, int | None]
 """The ids of both sides, source first, that mark a block nobody wrote; None where there is none."""
+
+Take = Callable[..., Region]
+"""`take(buffer, nbytes, where, writable=...)`: the region of a buffer whose pages have `nbytes` bytes. SubmitError."""
 
 _Job = tuple[Kernel, int, int, object]
 """A kernel, the address of its words, how many units it has, and what keeps all tables alive."""
@@ -46,9 +50,12 @@ class _Bases(NamedTuple):
 
 
 class Part:
-    """The moves of one entry with its buffers. `src`, `dst`: None where that side is not bound."""
+    """The moves of one entry with its buffers. `src`, `dst`: None where that side is not bound. `take`: what makes a
+    region of a buffer."""
 
-    def __init__(self, moves: Moves, src: Any, dst: Any, nulls: Nulls = (None, None), *, by_layer: bool) -> None:
+    def __init__(
+        self, moves: Moves, src: Any, dst: Any, nulls: Nulls = (None, None), *, by_layer: bool, take: Take = region
+    ) -> None:
         self.moves, self._nulls = moves, nulls
         group, where = moves.group, f"group '{moves.group.name}'"
         layers = moves.entry.layers if by_layer else (None,)
@@ -59,14 +66,13 @@ class Part:
             for layer in layers:
                 for rank in moves.ranks:
                     path = (rank, group.name, layer) if by_layer else (rank,)
-                    found += _buffers(src, path, group.src, f"{where}, source rank {rank}", writable=False)
+                    found += _buffers(src, path, group.src, f"{where}, source rank {rank}", take, writable=False)
             self.src = _bases(found, self.layers)
         if dst is not None:
             found = []
             for layer in layers:
-                found += _buffers(
-                    dst, (group.name, layer) if by_layer else (), group.dst, f"{where}, destination", writable=True
-                )
+                at = (group.name, layer) if by_layer else ()
+                found += _buffers(dst, at, group.dst, f"{where}, destination", take, writable=True)
             self.dst = _bases(found, self.layers)
         self.aligned = self.dst is not None and not (self.dst.words % LINE).any()
         self._called = f"group '{group.name}', source ids", f"group '{group.name}', destination ids"
@@ -170,11 +176,42 @@ class Call:
                     rows.address, rows.address + rows.entries * rows.nbytes, rows.nbytes,
                     src_bases.address, src_bases.nbytes >> 4, dst_bases.address, dst_bases.nbytes >> 4,
                     src_ids.address + first_src, src_blocks, dst_ids.address + first_dst, dst_blocks,
-                    section.templates,
+                    section.templates, 0,
                 ))  # fmt: skip
                 alive = words, rows, src_bases, dst_bases, src_ids, dst_ids, part, dense
                 jobs.append((kernel, words.buffer_info()[0], section.templates * part.layers, alive))
         return jobs
+
+    def runs(self) -> Counter[int]:
+        """Runs that are described, by source rank, before any are joined."""
+        total: Counter[int] = Counter()
+        for section in self.sections:
+            for rank, (runs, _) in self.part.moves.describers(section.interval).items():
+                total[rank] += runs * section.templates * self.part.layers
+        return total
+
+    def describe(self, outs: Mapping[int, array[int]]) -> Iterator[int]:
+        """Write the runs of every source rank to where its `OUT` words say, layer by layer; yields before each, so
+        that runs of two layers, whose memory may be registered apart, are not joined."""
+        part, group = self.part, self.part.moves.group
+        assert part.src and part.dst and self.src and self.dst
+        for section in self.sections:
+            at = 8 * section.first
+            for rank, (_, kernels) in part.moves.describers(section.interval).items():
+                jobs = [
+                    (kernel, array("q", (
+                        rows.address, rows.address + rows.entries * rows.nbytes, rows.nbytes,
+                        part.src.at.address, part.src.at.nbytes >> 4, part.dst.at.address, part.dst.at.nbytes >> 4,
+                        self.src.address + at * group.src_blocks, group.src_blocks,
+                        self.dst.address + at * group.dst_blocks, group.dst_blocks,
+                        section.templates, outs[rank].buffer_info()[0],
+                    )))
+                    for kernel, rows in kernels
+                ]  # fmt: skip
+                for layer in range(part.layers):
+                    for kernel, words in jobs:
+                        yield rank
+                        kernel(words.buffer_info()[0], layer * section.templates, (layer + 1) * section.templates)
 
     def _packed(
         self, section: Section, dense: Mapping[int, Region], behind: dict[int, int]
@@ -267,7 +304,9 @@ def _used(tokens: tuple[int, int], per_block: int) -> slice:
     return slice(tokens[0] // per_block, -(-tokens[1] // per_block))
 
 
-def _buffers(side: Any, path: tuple[Any, ...], page: Any, where: str, *, writable: bool) -> list[tuple[str, Region]]:
+def _buffers(
+    side: Any, path: tuple[Any, ...], page: Any, where: str, take: Take, *, writable: bool
+) -> list[tuple[str, Region]]:
     """The regions of one page, found by rank, group and layer."""
     at = side
     for key in path:
@@ -286,7 +325,7 @@ def _buffers(side: Any, path: tuple[Any, ...], page: Any, where: str, *, writabl
                 raise SubmitError(problem("KVL601", label, f"no buffer '{name}'", expected=expected))
             buffer = at[name]
         called = f"{label}, buffer '{name}'" if name else label
-        found.append((called, region(buffer, nbytes, called, writable=writable)))
+        found.append((called, take(buffer, nbytes, called, writable=writable)))
     return found
 
 

@@ -48,14 +48,15 @@ def render(shape: Shape) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates_dir()), undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
-    words = [(name.upper(), JOB.index(name)) for name in _JOB_WORDS]
+    describes = shape.run == "describe"
+    words = [(name.upper(), JOB.index(name)) for name in (*_JOB_WORDS, *(["out"] if describes else []))]
     words += [(name.upper(), ROW.index(name)) for name in _ROW_WORDS[: _USED[shape.depth]]]
-    imports = sorted(
-        ["place", "scratch", "word", *(["begin"] if shape.depth == "deep" else []), *(["fence"] * shape.streams)]
-    )
+    deep = ["begin"] if shape.depth == "deep" else []
+    imports = sorted(["place", "scratch", "word", *deep, *(["fence"] * shape.streams), *(["describe"] * describes)])
     return environment.get_template(TEMPLATE).render(
         shape=shape,
         streams=shape.streams,
+        describes=describes,
         loops=_LOOPS[shape.depth],
         lanes=LANES,
         words=words,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal, NamedTuple
 
 from kvlayout.algebra.nests import Loop, Nest, fold, run_count
 from kvlayout.emit.kernels import Kernel, kernel_of
-from kvlayout.emit.tables import Move, Shape, Table, rows_of, shape_of, table
+from kvlayout.emit.tables import Move, Shape, Table, depth_of, rows_of, shape_of, table
 from kvlayout.emit.tokens import TokenCutter
 from kvlayout.errors import SubmitError, problem
 from kvlayout.ir import Page, Parallel
@@ -58,6 +58,7 @@ class Moves:
         self.located = lru_cache(maxsize=256)(self._located)
         self.kernels = lru_cache(maxsize=512)(self._kernels)
         self.dense_bytes = lru_cache(maxsize=256)(self._dense_bytes)
+        self.describers = lru_cache(maxsize=256)(self._describers)
         self.payload = lru_cache(maxsize=256)(lambda interval: sum(self.dense_bytes(interval).values()))
 
     def of_ranks(self, ranks: Container[int]) -> Moves:
@@ -130,6 +131,22 @@ class Moves:
         for move in moves:
             by_shape[shape_of(move, streaming=streaming, aligned=aligned)].append(move)
         return [(kernel_of(shape), table(rows_of(same))) for shape, same in by_shape.items()]
+
+    def _describers(self, interval: Interval) -> dict[int, tuple[int, list[tuple[Kernel, Table]]]]:
+        """By source rank: runs of a template, and the kernels that describe them with their rows, in the order of the
+        destination's bytes as far as loops of one depth follow each other."""
+        by_rank: dict[int, list[Move]] = defaultdict(list)
+        for rank, move in self.located(interval):
+            by_rank[rank].append(move)
+        found = {}
+        for rank, moves in by_rank.items():
+            moves.sort(key=lambda move: (move.dst_slot, move.dst_block, move.nest.dst))
+            kernels = [
+                (kernel_of(Shape(depth, "describe")), table(rows_of(list(same))))
+                for depth, same in groupby(moves, depth_of)
+            ]
+            found[rank] = sum(run_count(move.nest) for move in moves), kernels
+        return found
 
     def _dense(self, mode: Mode, interval: Interval) -> list[Move]:
         """The moves with one side packed: a slot for each rank, one block for each template."""

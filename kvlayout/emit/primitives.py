@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from kvlayout.emit import lines
 from kvlayout.emit.lines import i64, load, loop
-from kvlayout.emit.tables import JOB, LANES, ROW
+from kvlayout.emit.tables import JOB, LANES, OUT, ROW
 from kvlayout.emit.target import host
 
 _WORD = 8
@@ -42,6 +42,7 @@ def _intrinsic(name: str, count: int, returns: Any, emit: Callable[..., Any]) ->
         0: lambda typing: (signature, codegen),
         2: lambda typing, a, b: (signature, codegen),
         3: lambda typing, a, b, c: (signature, codegen),
+        4: lambda typing, a, b, c, d: (signature, codegen),
         5: lambda typing, a, b, c, d, e: (signature, codegen),
     }
     definition = definitions[count]
@@ -89,6 +90,29 @@ def _begin(b: ir.IRBuilder, row: ir.Value, turn: ir.Value, side: ir.Value) -> ir
     return b.load(offset)
 
 
+def _describe(b: ir.IRBuilder, out: ir.Value, src: ir.Value, dst: ir.Value, nbytes: ir.Value) -> None:
+    """Writes a run behind the descriptors of both sides, (address, bytes, device), or adds it to the last one."""
+    at = {name: b.add(out, _int(_WORD * index)) for index, name in enumerate(OUT)}
+
+    def put(value: ir.Value, address: ir.Value) -> None:
+        b.store(value, b.inttoptr(address, i64.as_pointer()))
+
+    rows = {side: load(b, at[f"{side}_row"]) for side in ("src", "dst")}
+    goes_on = b.and_(b.icmp_signed("==", src, load(b, at["src_end"])), b.icmp_signed("==", dst, load(b, at["dst_end"])))
+    with b.if_else(goes_on) as (then, otherwise):
+        with then:
+            for row in rows.values():
+                length = b.sub(row, _int(2 * _WORD))  # of the row before
+                put(b.add(load(b, length), nbytes), length)
+        with otherwise:
+            for side, address in (("src", src), ("dst", dst)):
+                for index, value in enumerate((address, nbytes, load(b, at[f"{side}_device"]))):
+                    put(value, b.add(rows[side], _int(_WORD * index)))
+                put(b.add(rows[side], _int(3 * _WORD)), at[f"{side}_row"])
+    put(b.add(src, nbytes), at["src_end"])
+    put(b.add(dst, nbytes), at["dst_end"])
+
+
 word = _intrinsic("word", 2, _INT, _word)
 """`word(table, index)`: a 64-bit word of a table."""
 scratch = _intrinsic("scratch", 0, _INT, _scratch)
@@ -97,6 +121,8 @@ place = _intrinsic("place", 5, types.void, _place)
 """`place(job, row, unit, width, lanes)`: look up where a row's nest begins in each of `width` units."""
 begin = _intrinsic("begin", 3, _INT, _begin)
 """`begin(row, turn, side)`: where a round of a deep row's outer loops begins."""
+describe = _intrinsic("describe", 4, types.void, _describe)
+"""`describe(out, src, dst, nbytes)`: write a run down instead of copying it."""
 fence = _intrinsic("fence", 0, types.void, lambda b: lines.store_fence(b, host()))
 """`fence()`: the stores before it are seen before those after it."""
 

@@ -5,6 +5,9 @@ A *unit* is one template of one layer: units are counted through all templates o
 *job* is all that one call of a kernel needs. Kernels are specialised on shapes only; every number stands here.
 
 Deep rows end with their outer loops, outermost last, as (count, source step, destination step).
+
+Where a job's runs are described and not copied, `out` is the address of words that say where the next descriptor of
+each side goes, and where the last one ended: a run that goes on there on both sides makes it longer.
 """
 
 from __future__ import annotations
@@ -20,10 +23,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["JOB", "LANES", "ROW", "SHAPES", "Move", "Shape", "Table", "rows_of", "shape_of", "table"]
+__all__ = [
+    "DESCRIBING", "JOB", "LANES", "OUT", "ROW", "SHAPES", "Move", "Shape", "Table", "depth_of", "rows_of", "shape_of",
+    "table",
+]  # fmt: skip
 
 JOB = ("rows", "rows_end", "row_bytes", "src_bases", "src_slots", "dst_bases", "dst_slots", "src_ids", "src_blocks",
-       "dst_ids", "dst_blocks", "templates")  # fmt: skip
+       "dst_ids", "dst_blocks", "templates", "out")  # fmt: skip
+OUT = ("src_row", "dst_row", "src_end", "dst_end", "src_device", "dst_device")
 ROW = ("src_slot", "src_block", "src_offset", "dst_slot", "dst_block", "dst_offset", "nbytes", "count", "src_step",
        "dst_step", "outer", "outer_src_step", "outer_dst_step", "rounds", "loops")  # fmt: skip
 
@@ -61,7 +68,7 @@ def table(words: NDArray[np.int64]) -> Table:
 
 
 class Shape(NamedTuple):
-    """What a kernel is specialised on. `depth`: 1, 2 or `deep`. `run`: how a run is copied."""
+    """What a kernel is specialised on. `depth`: 1, 2 or `deep`. `run`: how a run is copied, or `describe`."""
 
     depth: str
     run: str
@@ -82,14 +89,21 @@ SHAPES = tuple(
     for run in (*(f"unit{nbytes}" for nbytes in UNITS), "small", "lines", "memcpy", "stream", "ragged")
     for depth in ("1", "2", "deep")
 )
-"""Every shape there is."""
+"""Every shape that copies."""
+
+DESCRIBING = tuple(Shape(depth, "describe") for depth in ("1", "2", "deep"))
+"""Every shape that writes down where its runs are."""
+
+
+def depth_of(move: Move) -> str:
+    """How many loops a kernel has for a move."""
+    return "1" if len(move.nest.loops) < 2 else "2" if len(move.nest.loops) == 2 else "deep"
 
 
 def shape_of(move: Move, *, streaming: bool, aligned: bool) -> Shape:
     """The shape of a move. `streaming`: stores should go past the caches; `aligned`: every destination page begins at a
     cache line."""
-    nest = move.nest
-    depth = "1" if len(nest.loops) < 2 else "2" if len(nest.loops) == 2 else "deep"
+    nest, depth = move.nest, depth_of(move)
     lines = aligned and not any(n % LINE for n in (nest.dst, nest.nbytes, *(loop[2] for loop in nest.loops)))
     if streaming and lines:
         return Shape(depth, "stream")

@@ -71,6 +71,12 @@ TABLE: tuple[Rule, ...] = (
         "and as a destination it is everybody's.",
     ),
     Rule(
+        "KVL611",
+        "more descriptors than a transport should be given",
+        "Pack the pages and move them as a few long runs.",
+        "A descriptor costs 48 bytes of tables and microseconds on the wire; millions take longer than the bytes do.",
+    ),
+    Rule(
         "KVL651",
         "a kernel cache that others could write to",
         "Give in KVLAYOUT_CACHE a folder of your own that no other user may write to, by its real path.",

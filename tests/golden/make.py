@@ -15,7 +15,7 @@ import jinja2
 
 from kvlayout.data import specs_dir, templates_dir
 from kvlayout.emit.kernels import render
-from kvlayout.emit.tables import SHAPES
+from kvlayout.emit.tables import DESCRIBING, SHAPES
 from kvlayout.errors import PlanRefused
 from kvlayout.ir import tree_text
 from kvlayout.rules import RULES
@@ -27,7 +27,8 @@ from kvlayout.view import page_text
 HERE = Path(__file__).parent
 RULES_PAGE = HERE.parent.parent / "docs" / "rules.md"
 KERNEL_RUNS = ("lines", "stream")
-"""One kind of run with ordinary stores, and one that streams; a kernel of another kind differs in the name alone."""
+"""One kind of run with ordinary stores, and one that streams; a kernel of another kind differs in the name alone. Those
+that describe runs stand for themselves."""
 KERNELS = HERE.parent.parent / "codegen" / "golden"
 RANGES = {
     "KVL0": "Files and YAML",
@@ -52,6 +53,8 @@ def goldens() -> Iterator[tuple[Path, str]]:
         for shape in SHAPES:
             if shape.run == run:
                 yield KERNELS / f"{shape.name}.py", render(shape)
+    for shape in DESCRIBING:
+        yield KERNELS / f"{shape.name}.py", render(shape)
     yield RULES_PAGE, rules_page()
 
 
