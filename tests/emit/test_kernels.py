@@ -16,7 +16,7 @@ from kvlayout.api import check
 from kvlayout.emit import cache, kernels
 from kvlayout.emit.interpret import interpret
 from kvlayout.emit.moves import buffers_of
-from kvlayout.emit.tables import SHAPES
+from kvlayout.emit.tables import DESCRIBING, SHAPES
 from kvlayout.plan.artifact import Plan, sealed
 from kvlayout.plan.transfer import TransferPlan
 from kvlayout.testing.strategies import plans
@@ -171,6 +171,6 @@ def test_random_plans_move_what_the_interpreter_moves(size: Size, capsys: pytest
     with capsys.disabled():
         print(f"\n{len(SHAPES)} kernels, {len(cache.compiled) - before} more compiled for {dict(tally)}")
     assert len(cache.compiled) == before
-    assert set(kernels._loaded) == set(SHAPES)
+    assert set(kernels._loaded) - set(DESCRIBING) == set(SHAPES)
     assert tally["plans"] + tally["refused to cut"] >= wanted * 9 // 10
     assert min(tally[each] for each in ("packed", "with tokens", "any", "cpu", "device")) >= wanted // 20
