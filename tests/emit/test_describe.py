@@ -201,7 +201,10 @@ def test_shipped_models_are_described(size: Size) -> None:
         plan = kvlayout.slice_for_tp_transfer(spec, Engine(tp=4), Engine(tp=2, order="NHD"))
 
         def side(index: int, plan: Any = plan) -> Any:
-            return {g.name: {n: Pages(n << 32, 4, (g.src, g.dst)[index].nbytes) for n in g.layers} for g in plan.groups}
+            return {
+                g.name: {n: Pages(k << 40 | n << 32, 4, (g.src, g.dst)[index].nbytes) for n in g.layers}
+                for k, g in enumerate(plan.groups)  # a layer may have pages of several groups
+            }
 
         for rank in range(2):
             blocks = {group.name: ([2], [1]) for group in plan.groups}
